@@ -1,0 +1,88 @@
+"""From a `[workload]` table to a workload, and back with every default filled in.
+
+Law: every key is known, a default stands only in the field that holds it, and an error names the key and the mend.
+The kinds are the entries of one visible dict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from workloads.distributions import Distributions
+from workloads.errors import WorkloadConfigError, choose_from
+from workloads.multi_turn import MultiTurn
+from workloads.rollouts import RlRollout
+from workloads.sessions import Workload
+
+WORKLOADS: dict[str, type[MultiTurn] | type[RlRollout]] = {
+    "multi-turn": MultiTurn,
+    "rl-rollout": RlRollout,
+}
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.+?)`(?: - at `\$\.?(?P<path>.*)`)?$")
+_MISSING = re.compile(r"Object missing required field `(?P<key>.+?)`(?: - at `\$\.?(?P<path>.*)`)?$")
+_OTHER = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
+
+
+def make_workload(config: Mapping[str, Any]) -> Workload:
+    """The workload of a table as TOML gives it. Raises WorkloadConfigError."""
+    table = dict(config)
+    kind = table.pop("kind", None)
+    if kind is None:
+        raise WorkloadConfigError(f"the workload has no kind: add kind = one of {', '.join(sorted(WORKLOADS))}")
+    if not isinstance(kind, str) or kind not in WORKLOADS:
+        raise WorkloadConfigError(f"no workload of kind {kind!r}: {choose_from(str(kind), WORKLOADS)}")
+    struct = WORKLOADS[kind]
+    try:
+        return msgspec.convert(table, struct)
+    except msgspec.ValidationError as error:
+        raise WorkloadConfigError(_explain(str(error), kind, table)) from error
+
+
+def resolved(workload: Workload) -> dict[str, Any]:
+    """The table of a workload with every default; `make_workload` of it gives an equal workload."""
+    table: dict[str, Any] = {"kind": workload.kind}
+    for key, value in msgspec.to_builtins(workload).items():
+        if isinstance(value, dict):
+            bounds = {k: value.pop(k) for k in ("min", "max")}
+            value = {k: list(v) if isinstance(v, tuple) else v for k, v in (value | bounds).items() if v is not None}
+        table[key] = value
+    return table
+
+
+def workload_keys(kind: str) -> tuple[str, ...]:
+    """Keys that a table of this kind may have."""
+    return ("kind", *(field.encode_name for field in msgspec.structs.fields(WORKLOADS[kind])))
+
+
+def _explain(message: str, kind: str, table: Mapping[str, Any]) -> str:
+    """msgspec's message as one that names the key, what stands there and the mend."""
+    if unknown := _UNKNOWN.match(message):
+        path = unknown["path"]
+        if path:
+            dist = table[path].get("dist")
+            keys = ("dist", *Distributions.KEYS.get(dist, ()))
+            return f"unknown key {unknown['key']!r} in {path}: {choose_from(unknown['key'], keys)}"
+        key = unknown["key"]
+        return f"unknown key {key!r} in workload {kind!r}: {choose_from(key, workload_keys(kind))}"
+    if missing := _MISSING.match(message):
+        path = missing["path"]
+        if path and missing["key"] == "dist":
+            return f"{path} is a table without dist: add dist = one of {', '.join(Distributions.KEYS)}"
+        return f"{path or 'workload'} has no {missing['key']!r}: add it"
+    other = _OTHER.match(message)
+    path = (other["path"] if other else None) or ""
+    what = other["what"] if other else message
+    key = path.removesuffix(".dist")
+    if path.endswith(".dist"):
+        found = table[key].get("dist")
+        return f"{key} has dist = {found!r}: {choose_from(str(found), Distributions.KEYS)}"
+    if not path:
+        return what
+    found = table.get(key.split(".")[0].split("[")[0])
+    what = what.replace("`", "").replace("object", "table with dist").replace("array", "list")
+    return f"{key} = {found!r} does not fit: {what}"

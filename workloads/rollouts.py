@@ -1,0 +1,108 @@
+"""The workload `rl-rollout`: multi-turn rollouts in steps, whose slowest member sets the time.
+
+The defaults are the shape of the straggler experiment: eight rollouts a step, ten turns each, 2,048 tokens of first
+input, 1,024 generated a turn, and two stragglers a step whose last turn generates 8,192. Steps stream into each
+other (asynchronous RL) unless `barrier` holds each back until the step before has ended. With
+`samples_per_prompt = n`, n rollouts of a step are sampled from the same first input, as group-based RL does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+
+from workloads.distributions import Length, Pause, check_length, check_pause, length_sampler, pause_sampler_us
+from workloads.sessions import Session, Turn
+from workloads.spans import SPAN_ID_BITS, Span
+from workloads.streams import Streams
+
+
+class RlRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a `[workload]` table with `kind = "rl-rollout"`; lengths may also be distributions."""
+
+    kind: ClassVar[str] = "rl-rollout"
+
+    steps: int = 6
+    """Batches of rollouts."""
+    rollouts_per_step: int = 8
+    samples_per_prompt: int = 1
+    """Rollouts that share one first input; divides rollouts_per_step."""
+    turns: Length = 10
+    first_input_tokens: Length = 2048
+    tool_tokens: Length = 0
+    """What the environment adds between an answer and the next turn."""
+    tool_time_ms: Pause = 0.0
+    """How long the environment takes for it."""
+    output_tokens: Length = 1024
+    stragglers: int = 2
+    """Rollouts of each step, drawn at random, whose last turn is long."""
+    straggler_last_output_tokens: Length = 8192
+    barrier: bool = False
+    """True: a step starts when all rollouts of the step before have ended."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rollouts_per_step", "samples_per_prompt"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: at least 1 is needed")
+        if self.rollouts_per_step % self.samples_per_prompt:
+            raise ValueError(
+                f"samples_per_prompt = {self.samples_per_prompt} does not divide rollouts_per_step = "
+                f"{self.rollouts_per_step}: a group would be cut; make one a multiple of the other"
+            )
+        if not 0 <= self.stragglers <= self.rollouts_per_step:
+            raise ValueError(
+                f"stragglers = {self.stragglers}: a step has {self.rollouts_per_step} rollouts "
+                f"(rollouts_per_step), so give 0 to {self.rollouts_per_step}"
+            )
+        check_length("turns", self.turns, 1)
+        check_length("first_input_tokens", self.first_input_tokens, 1)
+        check_length("tool_tokens", self.tool_tokens, 0)
+        check_length("output_tokens", self.output_tokens, 1)
+        check_length("straggler_last_output_tokens", self.straggler_last_output_tokens, 1)
+        check_pause("tool_time_ms", self.tool_time_ms)
+
+    @property
+    def session_count(self) -> int:
+        return self.steps * self.rollouts_per_step
+
+    def sessions(self, streams: Streams) -> Iterator[Session]:
+        spans, ids = streams["workloads.spans"], streams["workloads.session_ids"]
+        turns = length_sampler(self.turns, streams["workloads.turns"], 1)
+        first = length_sampler(self.first_input_tokens, streams["workloads.first_input_tokens"], 1)
+        tool = length_sampler(self.tool_tokens, streams["workloads.tool_tokens"], 0)
+        output = length_sampler(self.output_tokens, streams["workloads.output_tokens"], 1)
+        long_output = length_sampler(
+            self.straggler_last_output_tokens, streams["workloads.straggler_last_output_tokens"], 1
+        )
+        tool_us = pause_sampler_us(self.tool_time_ms, streams["workloads.tool_time"])
+        for step in range(self.steps):
+            late = self._draw_stragglers(streams)
+            shared: Span = (0, 0)
+            for rollout in range(self.rollouts_per_step):
+                if rollout % self.samples_per_prompt == 0:
+                    shared = (spans.getrandbits(SPAN_ID_BITS), first())
+                made: list[Turn] = []
+                last = turns() - 1
+                for index in range(last + 1):
+                    new: tuple[Span, ...] = (shared,)
+                    if index:
+                        tokens = tool()
+                        new = ((spans.getrandbits(SPAN_ID_BITS), tokens),) if tokens else ()
+                    length = long_output() if rollout in late and index == last else output()
+                    answer = (spans.getrandbits(SPAN_ID_BITS), length)
+                    made.append(Turn(index, new, answer, tool_us() if index else 0))
+                yield Session(
+                    session_id=f"step{step:03d}-r{rollout:03d}-{ids.getrandbits(32):08x}",
+                    turns=tuple(made),
+                    group=f"step{step:03d}-g{rollout // self.samples_per_prompt:03d}",
+                    rollout_step=step,
+                    straggler=rollout in late,
+                )
+
+    def _draw_stragglers(self, streams: Streams) -> set[int]:
+        """A subset of the step's rollouts, all subsets of that size alike; one draw per straggler."""
+        rng = streams["workloads.stragglers"]
+        left = list(range(self.rollouts_per_step))
+        return {left.pop(int(rng.random() * len(left))) for _ in range(self.stragglers)}

@@ -1,0 +1,56 @@
+import pytest
+
+from workloads import WORKLOADS, WorkloadConfigError, WorkloadsError, make_workload, resolved, workload_keys
+
+
+@pytest.mark.parametrize("kind", sorted(WORKLOADS))
+def test_a_kind_alone_is_a_workload_with_every_default(kind):
+    workload = make_workload({"kind": kind})
+    table = resolved(workload)
+    assert set(table) == set(workload_keys(kind))
+    assert make_workload(table) == workload
+    assert workload.kind == kind
+    assert workload.barrier is False
+
+
+def test_resolved_keeps_distributions():
+    table = {
+        "kind": "multi-turn",
+        "turns": {"dist": "geometric", "mean": 4, "max": 12},
+        "think_time_ms": {"dist": "choice", "values": [1, 2], "weights": [3, 4]},
+    }
+    assert {k: resolved(make_workload(table))[k] for k in table} == table
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({}, "add kind = one of multi-turn, rl-rollout"),
+        ({"kind": "multiturn"}, "did you mean 'multi-turn'?"),
+        ({"kind": 3}, "no workload of kind 3"),
+        ({"kind": "multi-turn", "trns": 4}, "unknown key 'trns' in workload 'multi-turn': did you mean 'turns'?"),
+        ({"kind": "multi-turn", "turns": "4"}, "turns = '4' does not fit: Expected int | table with dist, got str"),
+        ({"kind": "multi-turn", "turns": 1.5}, "turns = 1.5 does not fit"),
+        ({"kind": "multi-turn", "turns": 0}, "turns = 0 can never reach 1"),
+        ({"kind": "multi-turn", "turns": {"mean": 4}}, "add dist = one of uniform"),
+        ({"kind": "multi-turn", "turns": {"dist": "geo", "mean": 4}}, "turns has dist = 'geo': choose one of"),
+        ({"kind": "multi-turn", "turns": {"dist": "geometric"}}, "turns has no 'mean': add it"),
+        ({"kind": "multi-turn", "turns": {"dist": "geometric", "mean": 0.5}}, "a geometric number is at least 1"),
+        ({"kind": "multi-turn", "turns": {"dist": "uniform", "low": 9, "high": 3}}, "low = 9 is above high = 3"),
+        ({"kind": "multi-turn", "turns": {"dist": "uniform", "low": 1, "hig": 3, "high": 3}}, "did you mean 'high'?"),
+        ({"kind": "multi-turn", "output_tokens": {"dist": "lognormal", "mean": -1, "sigma": 1}}, "mean = -1"),
+        ({"kind": "multi-turn", "think_time_ms": -1}, "a pause is 0 ms or more"),
+        ({"kind": "multi-turn", "think_time_ms": float("inf")}, "finite"),
+        ({"kind": "multi-turn", "sessions": 0}, "sessions = 0: at least 1"),
+        ({"kind": "multi-turn", "shared_system_prompts": 1, "system_prompt_tokens": 0}, "system_prompt_tokens = 0"),
+        ({"kind": "rl-rollout", "stragglers": 9}, "give 0 to 8"),
+        ({"kind": "rl-rollout", "samples_per_prompt": 3}, "does not divide rollouts_per_step = 8"),
+        ({"kind": "rl-rollout", "steps": True}, "steps = True does not fit"),
+    ],
+)
+def test_a_wrong_table_is_an_error_that_names_the_key_and_the_mend(table, says):
+    with pytest.raises(WorkloadConfigError) as caught:
+        make_workload(table)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, WorkloadsError)
