@@ -1,0 +1,65 @@
+"""report.md: the comparison as a page that fits a pull-request comment.
+
+Only what the rows and the scenario decide is shown, no time of day and no machine, so the same simulation gives the
+same bytes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reports.compare import TOO_CLOSE
+from reports.display import cell, label, shares, unit
+from reports.metrics_table import METRICS, metric_of
+from reports.terminal import PLACEMENT_ROW, table_addresses
+
+if TYPE_CHECKING:
+    from reports.run import RunResult
+
+
+def write_markdown(run: RunResult, path: Path | str) -> None:
+    Path(path).write_text(markdown(run), encoding="utf-8", newline="\n")
+
+
+def markdown(run: RunResult) -> str:
+    names = list(run.routers)
+    lines = [f"# {run.name}", ""]
+    if about := run.scenario.get("about"):
+        lines += [f"{about}", ""]
+    lines += [f"Mode {run.mode}, seed {run.seed}, {run.status}. Health: **{run.health['verdict']}**.", ""]
+    lines += [f"- {reason}" for reason in run.health["reasons"]] + ([""] if run.health["reasons"] else [])
+    for sentence in run.verdict.get("sentences", ()):
+        lines += [sentence, ""]
+    lines += [f"- Beware: {flag['text']}" for flag in run.verdict.get("flags", ())]
+    if run.verdict.get("flags"):
+        lines.append("")
+    if not names:
+        return "\n".join([*lines, "No figures: the run did not come to its end.", ""])
+    lines.append(f"| | unit | {' | '.join(names)} | winner |")
+    lines.append(f"| --- | --- | {' | '.join('---:' for _ in names)} | --- |")
+    winners = run.verdict.get("winners", {})
+    for address in table_addresses(run):
+        if address == PLACEMENT_ROW:
+            cells = [shares(run.routers[name]["placement"]) for name in names]
+            lines.append(f"| Placement | % each | {' | '.join(cells)} | |")
+            continue
+        found = winners.get(address, {})
+        best = found.get("winner")
+        cells = [
+            f"**{cell(run.routers[name], address)}**" if name == best else cell(run.routers[name], address)
+            for name in names
+        ]
+        won = best or (TOO_CLOSE if found.get("best") else found.get("basis", ""))
+        lines.append(f"| {label(address)} | {unit(address)} | {' | '.join(cells)} | {won} |")
+    shown = dict.fromkeys(metric_of(address).name for address in table_addresses(run) if address != PLACEMENT_ROW)
+    lines += ["", "<details><summary>What the figures mean</summary>", ""]
+    lines += [f"- **{METRICS[name].title}** ({METRICS[name].unit}): {METRICS[name].formula}." for name in shown]
+    lines += [
+        "",
+        "A winner is named only where the difference is larger than its 95 % interval and above half a percent.",
+        "",
+        "</details>",
+        "",
+    ]
+    return "\n".join(lines)

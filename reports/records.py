@@ -1,0 +1,247 @@
+"""The two tables of a run, requests and fleet samples: their columns, and frames and parquet files of them.
+
+The column lists are the contract with whoever records a run; order, names and types live here only. A row may leave
+out what is not known, and unknown is null, never 0; a key that is not a column is an error. Files carry a fixed
+schema and fixed metadata, so the decoded rows of two runs with the same numbers are the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from reports.errors import RecordError
+
+TEXT, WHOLE, REAL, GAPS = "string", "Int64", "Float64", "list<int64>"
+
+REQUEST_COLUMNS: dict[str, str] = {
+    "router": TEXT,
+    "repeat": WHOLE,
+    "ingress": TEXT,
+    "request_id": TEXT,
+    "session": TEXT,
+    "turn": WHOLE,
+    "group": TEXT,
+    "rollout_step": WHOLE,
+    "replica": TEXT,
+    "reason": TEXT,
+    "scheduled_us": WHOLE,
+    "sent_us": WHOLE,
+    "routed_us": WHOLE,
+    "admitted_us": WHOLE,
+    "first_token_us": WHOLE,
+    "second_token_us": WHOLE,
+    "last_token_us": WHOLE,
+    "end_us": WHOLE,
+    "phase": TEXT,
+    "prompt_tokens": WHOLE,
+    "output_tokens": WHOLE,
+    "cached_tokens": WHOLE,
+    "token_source": TEXT,
+    "believed_hit_tokens": WHOLE,
+    "chunk_gaps_us": GAPS,
+    "status": TEXT,
+    "error_class": TEXT,
+    "error": TEXT,
+}
+FLEET_COLUMNS: dict[str, str] = {
+    "router": TEXT,
+    "repeat": WHOLE,
+    "t_us": WHOLE,
+    "replica": TEXT,
+    "running": WHOLE,
+    "waiting": WHOLE,
+    "used_blocks": WHOLE,
+    "active_decode_blocks": WHOLE,
+    "hit_tokens": WHOLE,
+    "query_tokens": WHOLE,
+    "evicted_blocks": WHOLE,
+    "preemptions": WHOLE,
+    "step_us_mean": REAL,
+    "late_us_p99": REAL,
+}
+REQUEST_REQUIRED = ("router", "repeat", "request_id", "phase", "status")
+FLEET_REQUIRED = ("router", "repeat", "t_us", "replica")
+STATUSES = ("ok", "error", "incomplete", "cancelled")  # cancelled: cut by the load generator at the run's end
+PHASES = ("warmup", "steady", "cooldown")
+FLEET_BIN_US = 500_000
+
+_ARROW = {TEXT: pa.string(), WHOLE: pa.int64(), REAL: pa.float64(), GAPS: pa.list_(pa.int64())}
+_PANDAS = {
+    _ARROW[TEXT]: pd.StringDtype("pyarrow"),
+    _ARROW[WHOLE]: pd.Int64Dtype(),
+    _ARROW[REAL]: pd.Float64Dtype(),
+    _ARROW[GAPS]: pd.ArrowDtype(_ARROW[GAPS]),
+}
+# What pandas itself would write into the file, with the version pinned: `pandas.read_parquet` then restores nullable
+# whole numbers, and the metadata does not change with the library that wrote it.
+_NAMES_FOR_PANDAS = {
+    TEXT: ("unicode", "string"),
+    WHOLE: ("int64", "Int64"),
+    REAL: ("float64", "Float64"),
+    GAPS: ("list[int64]", "object"),
+}
+_PANDAS_METADATA_VERSION = "2.2.0"
+
+
+Table = Iterable[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | pd.DataFrame  # rows, or whole columns
+
+
+def requests_frame(rows: Table) -> pd.DataFrame:
+    """Rows, or whole columns of equal length, in the order given; `repeat` counts from 0."""
+    frame = _frame(rows, REQUEST_COLUMNS, REQUEST_REQUIRED, "request")
+    _check_words(frame, "status", STATUSES)
+    _check_words(frame, "phase", PHASES)
+    return frame
+
+
+def fleet_frame(rows: Table) -> pd.DataFrame:
+    """Samples of replicas; hits, queries, evictions and preemptions count up since the replica's start."""
+    return _frame(rows, FLEET_COLUMNS, FLEET_REQUIRED, "fleet")
+
+
+def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
+    """Every whole line of a file that may still be growing or whose writer was killed.
+
+    A last line that is cut is left out; a broken line before it is an error, since something else went wrong there.
+    """
+    lines = Path(path).read_bytes().split(b"\n")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                break
+            raise RecordError(
+                f"{path}:{number}: not a JSON object ({error}): the file was edited or mixed with another; "
+                "restore or delete it"
+            ) from error
+        if not isinstance(row, dict):
+            if number == len(lines):
+                break
+            raise RecordError(
+                f"{path}:{number}: {type(row).__name__} where an object was expected: one JSON object a line"
+            )
+        rows.append(row)
+    return rows
+
+
+def write_parquet(frame: pd.DataFrame, path: Path | str) -> None:
+    """Writes a frame of one of the two tables. No time of writing and no library version goes into the metadata."""
+    columns = FLEET_COLUMNS if list(frame.columns) == list(FLEET_COLUMNS) else REQUEST_COLUMNS
+    if list(frame.columns) != list(columns):
+        raise RecordError(
+            f"columns {', '.join(map(str, frame.columns))}: make the frame with requests_frame or fleet_frame"
+        )
+    table = pa.table(
+        [pa.array(frame[name], type=_ARROW[kind]) for name, kind in columns.items()], schema=_schema(columns)
+    )
+    pq.write_table(table, path, compression="zstd", row_group_size=1 << 18)
+
+
+def read_parquet(path: Path | str) -> pd.DataFrame:
+    """A frame as `requests_frame` or `fleet_frame` gave it."""
+    try:
+        table = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RecordError(
+            f"{path}: cannot be read as parquet ({error}): the run was killed while writing it"
+        ) from error
+    for columns in (REQUEST_COLUMNS, FLEET_COLUMNS):
+        if table.column_names == list(columns):
+            return _to_pandas(table.replace_schema_metadata(None).cast(_schema(columns)))
+    raise RecordError(
+        f"{path}: columns {', '.join(table.column_names)} are neither those of requests nor those of fleet samples"
+    )
+
+
+def _schema(columns: Mapping[str, str]) -> pa.Schema:
+    described = [
+        {"name": name, "field_name": name, "pandas_type": kinds[0], "numpy_type": kinds[1], "metadata": None}
+        for name, kinds in ((name, _NAMES_FOR_PANDAS[kind]) for name, kind in columns.items())
+    ]
+    metadata = {
+        "index_columns": [],
+        "column_indexes": [],
+        "columns": described,
+        "creator": {"library": "pyarrow", "version": "0"},
+        "pandas_version": _PANDAS_METADATA_VERSION,
+    }
+    return pa.schema(
+        [(name, _ARROW[kind]) for name, kind in columns.items()], metadata={"pandas": json.dumps(metadata)}
+    )
+
+
+def _to_pandas(table: pa.Table) -> pd.DataFrame:
+    return table.replace_schema_metadata(None).to_pandas(types_mapper=_PANDAS.get)
+
+
+def _array(values: Any, kind: str) -> pa.Array:
+    if kind != WHOLE:
+        return pa.array(values, type=_ARROW[kind], from_pandas=True)
+    given = pa.array(values, from_pandas=True)
+    if not (pa.types.is_integer(given.type) or pa.types.is_floating(given.type) or pa.types.is_null(given.type)):
+        raise pa.ArrowTypeError(f"found {given.type}")
+    return given.cast(pa.int64())  # refuses a fraction, where making it whole at once would cut it off
+
+
+def _frame(rows: Any, columns: dict[str, str], required: tuple[str, ...], what: str) -> pd.DataFrame:
+    if isinstance(rows, pd.DataFrame):
+        if list(rows.columns) == list(columns) and all(
+            str(rows[name].dtype) == str(_PANDAS[_ARROW[kind]]) for name, kind in columns.items()
+        ):
+            return rows.reset_index(drop=True)
+        rows = {str(name): rows[name] for name in rows.columns}
+    given = rows if isinstance(rows, Mapping) else _columns_of(list(rows), columns, what)
+    unknown = [name for name in given if name not in columns]
+    if unknown:
+        raise RecordError(
+            f"{what} column {unknown[0]!r} is not in the contract: leave it out, or use one of {', '.join(columns)}"
+        )
+    length = max((len(values) for values in given.values()), default=0)
+    arrays = []
+    for name, kind in columns.items():
+        values = given.get(name)
+        if values is None:
+            arrays.append(pa.nulls(length, _ARROW[kind]))
+            continue
+        try:
+            array = _array(values, kind)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+            raise RecordError(f"{what} column {name!r} must hold {kind}: {error}") from error
+        arrays.append(array)
+        if len(array) != length:
+            raise RecordError(
+                f"{what} column {name!r} has {len(array)} values and another {length}: give every column "
+                "the same length"
+            )
+    table = pa.table(arrays, schema=pa.schema([(name, _ARROW[kind]) for name, kind in columns.items()]))
+    for name in required:
+        if table[name].null_count:
+            raise RecordError(f"{what} row without {name!r}: every row needs {', '.join(required)}")
+    return _to_pandas(table)
+
+
+def _columns_of(rows: list[Mapping[str, Any]], columns: Mapping[str, str], what: str) -> dict[str, list[Any]]:
+    for row in rows:
+        if not row.keys() <= columns.keys():
+            unknown = next(name for name in row if name not in columns)
+            raise RecordError(
+                f"{what} row with unknown key {unknown!r}: leave it out, or use one of {', '.join(columns)}"
+            )
+    return {name: [row.get(name) for row in rows] for name in columns}
+
+
+def _check_words(frame: pd.DataFrame, column: str, words: tuple[str, ...]) -> None:
+    strange = [word for word in frame[column].unique() if word not in words]
+    if strange:
+        raise RecordError(f"{column} {strange[0]!r} is not known: use one of {', '.join(words)}")

@@ -1,0 +1,81 @@
+"use strict";
+(() => {
+  const ROUTER_COLOURS = 8;
+  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const hidden = new Set();
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const routerColour = (place) => css(`--router-${place % ROUTER_COLOURS}`);
+  const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
+
+  // Replicas share one scale from cool to warm, so that neighbours can be told apart in any number.
+  const replicaColour = (place, count) => {
+    const share = count > 1 ? place / (count - 1) : 0.3;
+    return `hsl(${Math.round(214 - 196 * share)} ${dark() ? 62 : 58}% ${dark() ? 66 : 47}%)`;
+  };
+
+  const axis = (given, ink) => ({
+    gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickcolor: css("--line"), automargin: true,
+    ...given, tickfont: { size: 12, color: ink }, title: { ...(given.title || {}), font: { size: 12.5, color: ink } },
+  });
+
+  function themed(figure) {
+    const ink = css("--soft");
+    const data = figure.data.map((trace) => {
+      const meta = trace.meta;
+      const colour = meta.router === undefined ? replicaColour(meta.replica, meta.replicas) : routerColour(meta.router);
+      const own = { ...trace, visible: !hidden.has(meta.router) };
+      if (trace.type === "bar") return { ...own, marker: { color: colour }, textfont: { color: dark() ? "#14161a" : "#ffffff", size: 12 } };
+      return { ...own, line: { ...trace.line, color: colour }, marker: { color: colour, size: 7 } };
+    });
+    const layout = {
+      ...figure.layout, autosize: true, height: figure.height, showlegend: false,
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 10, t: figure.layout.annotations ? 30 : 14, b: 44 },
+      font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: css("--ink") },
+      hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 13 }, namelength: -1 },
+    };
+    for (const key of Object.keys(layout)) if (/^[xy]axis\d*$/.test(key)) layout[key] = axis(layout[key], ink);
+    layout.shapes = (layout.shapes || []).map((shape) => ({ ...shape, line: { ...shape.line, color: ink } }));
+    layout.annotations = (layout.annotations || []).map(({ router, ...note }) => ({ ...note, font: { size: 13, color: routerColour(router) } }));
+    return [data, layout];
+  }
+
+  const config = { displayModeBar: false, responsive: true }; // drag zooms, a double click zooms out
+
+  function paint() {
+    for (const chip of document.querySelectorAll("i[data-router]")) chip.style.background = routerColour(chip.dataset.router);
+  }
+
+  async function draw() {
+    for (const figure of figures) {
+      const [data, layout] = themed(figure);
+      await Plotly.react(figure.id, data, layout, config);
+    }
+    document.documentElement.dataset.plots = String(figures.length);
+  }
+
+  async function unpack() {
+    const text = document.getElementById("plotly-packed").textContent;
+    const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
+
+  paint();
+  for (const button of document.querySelectorAll(".legend button")) {
+    button.addEventListener("click", () => {
+      const router = Number(button.dataset.router);
+      if (!hidden.delete(router)) hidden.add(router);
+      button.setAttribute("aria-pressed", String(!hidden.has(router)));
+      draw();
+    });
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { paint(); draw(); });
+  if (figures.length) unpack().then(draw).catch((error) => {
+    for (const place of document.querySelectorAll(".plot")) {
+      place.classList.add("failed");
+      place.textContent = `This browser could not draw the plot (${error.message}); the tables hold the same figures.`;
+    }
+  });
+})();

@@ -1,0 +1,185 @@
+import random
+from collections import Counter
+from statistics import NormalDist
+
+import pytest
+
+from reports import arm_metrics, call, fleet_frame, make_arms, requests_frame, winner
+from reports.intervals import t_quantile
+from reports.tests.rows_by_hand import MS, request
+from reports.tests.synthetic import make_run
+
+
+def arms_of(rows, samples=()):
+    requests, fleet = requests_frame(rows), fleet_frame(samples)
+    routers = dict.fromkeys(row["router"] for row in rows)
+    pooled, each = {}, []
+    for router in routers:
+        own, its = requests[requests["router"] == router], fleet[fleet["router"] == router]
+        pooled[router] = arm_metrics(own, its)
+        for repeat in sorted(own["repeat"].unique()):
+            metrics = arm_metrics(own[own["repeat"] == repeat], its[its["repeat"] == repeat])
+            each.append({"router": router, "repeat": int(repeat), "metrics": metrics})
+    return make_arms(requests, fleet, pooled, each)
+
+
+def rows_with_ttft(router, ttfts_ms, repeat=0):
+    return [
+        request(
+            n,
+            router=router,
+            repeat=repeat,
+            sent_us=n * 1_000 * MS,
+            first_token_us=int((n * 1_000 + ttft) * MS),
+            last_token_us=(n * 1_000 + 900) * MS,
+            end_us=(n * 1_000 + 900) * MS,
+        )
+        for n, ttft in enumerate(ttfts_ms)
+    ]
+
+
+def noisy(seed, middle, count=200, width=40):
+    chance = random.Random(seed)
+    return [middle + chance.gauss(0, width) for _ in range(count)]
+
+
+def test_a_clear_difference_has_a_winner():
+    arms = arms_of([*rows_with_ttft("a", noisy(1, 300)), *rows_with_ttft("b", noisy(2, 400))])
+    assert winner("ttft_ms.p50", arms) == "a"
+    assert winner("ttft_ms.mean", arms) == "a"
+    found = call("ttft_ms.p50", arms)
+    assert found.runner_up == "b"
+    assert found.interval[0] < found.interval[1] < 0
+    assert found.gain == pytest.approx(0.25, abs=0.05)
+
+
+def test_a_difference_within_its_interval_is_too_close_to_call():
+    arms = arms_of([*rows_with_ttft("a", noisy(1, 300)), *rows_with_ttft("b", noisy(2, 303))])
+    found = call("ttft_ms.p50", arms)
+    assert found.winner is None
+    assert found.best in ("a", "b")
+    assert set(found.contenders) == {"a", "b"}
+    assert found.interval[0] < 0 < found.interval[1]
+
+
+def test_the_same_difference_is_clear_when_sessions_differ_from_each_other_but_not_between_arms():
+    shared = noisy(1, 300, width=80)
+    paired = arms_of([*rows_with_ttft("a", shared), *rows_with_ttft("b", [value + 6 for value in shared])])
+    apart = arms_of([*rows_with_ttft("a", shared), *rows_with_ttft("b", noisy(9, 306, width=80))])
+    assert winner("ttft_ms.mean", paired) == "a"
+    assert winner("ttft_ms.mean", apart) is None
+
+
+def test_identical_arms_are_equal_and_nobody_wins():
+    rows = noisy(3, 300)
+    arms = arms_of([*rows_with_ttft("a", rows), *rows_with_ttft("b", rows)])
+    found = call("ttft_ms.p50", arms)
+    assert (found.winner, found.best, found.basis) == (None, None, "equal")
+
+
+def test_a_certain_difference_too_small_to_matter_has_no_winner():
+    arms = arms_of(
+        [*rows_with_ttft("a", [300] * 50), *rows_with_ttft("b", [301] * 50), *rows_with_ttft("c", [500] * 50)]
+    )
+    found = call("ttft_ms.p50", arms)
+    assert found.winner is None
+    assert found.contenders == ("a", "b")
+
+
+def test_who_beats_only_some_is_no_winner():
+    arms = arms_of(
+        [*rows_with_ttft("a", noisy(1, 300)), *rows_with_ttft("b", noisy(2, 302)), *rows_with_ttft("c", noisy(3, 500))]
+    )
+    found = call("ttft_ms.p50", arms)
+    assert found.winner is None
+    assert "c" not in found.contenders
+
+
+def test_order_of_arms_does_not_matter():
+    a, b = rows_with_ttft("a", noisy(1, 300)), rows_with_ttft("b", noisy(2, 340))
+    one, two = call("ttft_ms.p99", arms_of([*a, *b])), call("ttft_ms.p99", arms_of([*b, *a]))
+    assert one == two
+
+
+def test_higher_is_better_where_the_table_says_so():
+    rows = [
+        row | {"cached_tokens": base + n % 9}
+        for router, base in (("a", 20), ("b", 60))
+        for n, row in enumerate(rows_with_ttft(router, [300] * 60))
+    ]
+    assert winner("hit_rate", arms_of(rows)) == "b"
+
+
+def test_few_sessions_name_no_winner():
+    arms = arms_of([*rows_with_ttft("a", [300, 301]), *rows_with_ttft("b", [900, 901])])
+    found = call("ttft_ms.p50", arms)
+    assert (found.winner, found.best, found.interval) == (None, "a", None)
+
+
+def test_an_unknown_figure_and_one_without_direction_have_no_best():
+    arms = arms_of([*rows_with_ttft("a", [300] * 9), *rows_with_ttft("b", [500] * 9)])
+    assert call("hit_rate", arms).best is None
+    assert call("in_flight_mean", arms).best is None
+
+
+def test_turns_of_few_sessions_are_not_many_samples():
+    def rows(router, means):
+        return [
+            row | {"session": f"s{n // 50}"}
+            for n, row in enumerate(rows_with_ttft(router, [mean + turn % 3 for mean in means for turn in range(50)]))
+        ]
+
+    arms = arms_of([*rows("a", [300, 350, 380, 320]), *rows("b", [390, 340, 310, 360])])
+    assert winner("ttft_ms.mean", arms) is None
+
+
+def test_with_three_repeats_the_spread_between_repeats_decides():
+    def repeats(router, middles):
+        return [
+            row
+            for repeat, middle in enumerate(middles)
+            for row in rows_with_ttft(router, noisy(repeat, middle, 60, 5), repeat)
+        ]
+
+    noisy_machine = arms_of([*repeats("a", (300, 360, 330)), *repeats("b", (350, 330, 345))])
+    found = call("ttft_ms.p50", noisy_machine)
+    assert found.winner is None
+    assert found.basis == "3 repeats"
+    steady_machine = arms_of([*repeats("a", (300, 302, 299)), *repeats("b", (350, 351, 347))])
+    assert winner("ttft_ms.p50", steady_machine) == "a"
+
+
+def test_errors_are_compared_as_shares():
+    def rows(router, failing, count):
+        return [
+            request(
+                n, router=router, session=f"s{n}", sent_us=n * MS * 10, status="error" if n % 10 < failing else "ok"
+            )
+            for n in range(count)
+        ]
+
+    arms = arms_of([*rows("a", 4, 200), *rows("b", 1, 1_000)])
+    assert arms[1].metrics["errors"] > arms[0].metrics["errors"]
+    assert winner("errors", arms) == "b"
+
+
+def test_routers_of_one_character_are_rarely_told_apart():
+    named = Counter()
+    for seed in range(20):
+        rows, samples = make_run(["round-robin"], seed=seed, sessions=20, turns=4)
+        others, more = make_run(["round-robin"], seed=1_000 + seed, sessions=20, turns=4)
+        twin = [row | {"router": "twin"} for row in others]
+        arms = arms_of([*rows, *twin], [*samples, *(sample | {"router": "twin"} for sample in more)])
+        for address in ("ttft_ms.p50", "ttft_ms.p99", "session_e2e_ms.p99", "output_tokens_per_s", "hit_rate"):
+            named[address] += winner(address, arms) is not None
+    assert sum(named.values()) <= 10  # of 100, where 5 are to be expected
+    assert max(named.values()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (5, 2.5706), (10, 2.2281), (59, 2.0010), (200, 1.9719)],
+)
+def test_students_quantiles_are_those_of_the_tables(freedom, expected):
+    assert t_quantile(0.975, freedom) == pytest.approx(expected, abs=1e-4)
+    assert t_quantile(0.975, 201) == NormalDist().inv_cdf(0.975)

@@ -1,0 +1,137 @@
+import pytest
+
+from reports import METRICS
+from reports.compare import Call
+from reports.why import CAUSES, flags, has_rollouts, sentences
+
+
+def arm(**changes):
+    metrics = dict.fromkeys(METRICS) | {"requests": 100, "errors": 0, "incomplete": 0}
+    return metrics | changes
+
+
+def ms(value):
+    return {"mean": value, "p50": value, "p90": value, "p95": value, "p99": value, "max": value, "count": 9}
+
+
+def won(address="ttft_ms.p99", winner="a", runner_up="b"):
+    return {address: Call(address, winner, winner, (winner,), runner_up, 0.5, (-120.0, -80.0), "")}
+
+
+def reason(a, b):
+    return sentences({"a": arm(ttft_ms=ms(100), **a), "b": arm(ttft_ms=ms(200), **b)}, won())[1]
+
+
+def test_the_verdict_names_winner_figures_and_distance():
+    text = sentences({"a": arm(ttft_ms=ms(100)), "b": arm(ttft_ms=ms(200))}, won())[0]
+    assert text == "a wins TTFT p99 (100.0 ms against 200.0 ms of b, 50.0 % better)."
+
+
+def test_the_reason_follows_the_figures_in_both_directions():
+    more_hits = reason({"hit_rate": 0.71}, {"hit_rate": 0.45})
+    assert more_hits == "Why a beats b: 71.0 % of its prompt tokens were cached against 45.0 %."
+    fewer_hits = reason({"hit_rate": 0.45, "queue_ms": ms(10)}, {"hit_rate": 0.71, "queue_ms": ms(90)})
+    assert fewer_hits == (
+        "Why a beats b: its requests waited 10.0 ms in the engines' queues on average against 90.0 ms, "
+        "although its hit rate is lower (45.0 % against 71.0 %)."
+    )
+
+
+def test_the_strongest_causes_come_first_and_weak_ones_not_at_all():
+    text = reason(
+        {"hit_rate": 0.71, "load_cv": {"decode_blocks": 0.2, "waiting": None}, "preemptions": 0},
+        {"hit_rate": 0.70, "load_cv": {"decode_blocks": 0.9, "waiting": None}, "preemptions": 80},
+    )
+    assert text.index("evenly") < text.index("preempted 0 times against 80")
+    assert "cached" not in text
+
+
+def test_without_a_cause_none_is_invented():
+    text = reason({"hit_rate": 0.7}, {"hit_rate": 0.7})
+    assert "is not in the figures" in text
+    assert "although" not in text
+
+
+def test_unknown_figures_explain_nothing():
+    assert "is not in the figures" in reason({"hit_rate": 0.7}, {"hit_rate": None})
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.address)
+def test_a_cause_that_speaks_for_one_side_speaks_against_the_other(cause):
+    name, _, part = cause.address.partition(".")
+
+    def with_value(value):
+        return (
+            arm(placement={"r0": value, "r1": 1000 - value})
+            if name == "placement"
+            else arm(**{name: {part: value} if part else value})
+        )
+
+    low, high = with_value(550), with_value(1_200 if name != "placement" else 900)
+    assert cause.strength(low, high) == -cause.strength(high, low) != 0
+    assert cause.strength(low, low) == 0
+
+
+def test_no_winner_is_said_with_the_interval():
+    calls = {"ttft_ms.p99": Call("ttft_ms.p99", None, "a", ("a", "b"), "b", 0.02, (-60.0, 24.0), "")}
+    (text,) = sentences({"a": arm(ttft_ms=ms(100)), "b": arm(ttft_ms=ms(102))}, calls)
+    assert text.startswith("Too close to call")
+    assert "from -60.0 ms to 24.0 ms" in text
+
+
+def test_two_winners_share_the_verdict():
+    calls = won() | won("tpot_ms.p50", "b", "a")
+    routers = {"a": arm(ttft_ms=ms(100), tpot_ms=ms(20)), "b": arm(ttft_ms=ms(200), tpot_ms=ms(10))}
+    text = sentences(routers, calls)[0]
+    assert "a wins TTFT p99" in text
+    assert "b wins TPOT p50" in text
+
+
+def test_one_router_has_nothing_to_beat():
+    assert sentences({"a": arm()}, {}) == ["Only one router ran: there is nothing to compare."]
+    assert "Fewer than two" in sentences({"a": arm(), "b": arm()}, {})[0]
+
+
+def test_routers_that_did_the_same_are_said_to_be_equal():
+    calls = {"ttft_ms.p99": Call("ttft_ms.p99", None, None, ("a", "b"), basis="equal")}
+    assert sentences({"a": arm(), "b": arm()}, calls) == [
+        "The routers did the same: every figure that counts is equal."
+    ]
+
+
+def test_rollouts_put_the_rollout_first():
+    routers = {
+        "a": arm(step_makespan_ms=ms(9), ttft_ms=ms(1), session_e2e_ms=ms(5)),
+        "b": arm(ttft_ms=ms(2), session_e2e_ms=ms(6)),
+    }
+    assert has_rollouts(routers)
+    text = sentences(routers, won() | won("session_e2e_ms.p99"))[0]
+    assert text.startswith("a wins session end to end p99 (5.0 ms against 6.0 ms of b, 50.0 % better) and TTFT p99")
+
+
+def kinds(**changes):
+    return [flag.kind for flag in flags({"a": arm(**changes)})]
+
+
+def test_one_engine_that_takes_everything_is_degenerate():
+    assert kinds(placement={"r0": 480, "r1": 0, "r2": 0}) == ["degenerate-placement"]
+    assert kinds(placement={"r0": 91, "r1": 9}) == ["degenerate-placement"]
+    assert kinds(placement={"r0": 90, "r1": 10}) == []
+    assert kinds(placement={"r0": 480}) == []
+
+
+def test_uneven_counts_matter_at_low_load_only():
+    uneven = {"r0": 30, "r1": 2, "r2": 4, "r3": 4}
+    assert kinds(placement=uneven, in_flight_mean=1.0) == ["uneven-placement"]
+    assert kinds(placement=uneven, in_flight_mean=40.0) == []
+    assert kinds(placement={"r0": 5, "r1": 0, "r2": 5, "r3": 2}, in_flight_mean=1.0) == []
+
+
+def test_preemptions_warm_starts_phantoms_and_failures_are_flagged():
+    assert kinds(preemptions=293) == ["preempted"]
+    assert kinds(preemptions=0) == []
+    assert kinds(hit_rate=0.6, hit_rate_ceiling=0.5) == ["warm-start"]
+    assert kinds(hit_rate=0.5, hit_rate_ceiling=0.5) == []
+    assert kinds(phantom_hit_points=25.0) == ["phantom-hits"]
+    assert kinds(phantom_hit_points=-2.0) == []
+    assert kinds(errors=1) == ["failures"]

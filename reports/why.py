@@ -1,0 +1,272 @@
+"""What a comparison says in words: who won what, by how much, why, and what to beware of; all of it from the figures.
+
+A cause is a figure that may explain a win. Its strength grows with how far the winner and the runner-up are apart in
+it, and is negative where the figure speaks against the winner, which is then said too. With no cause beyond its
+threshold the sentence says that, instead of inventing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.balance import DEGENERATE_SHARE
+from reports.compare import EQUAL, TOO_CLOSE, Call
+from reports.display import join, number, percent, phrase, with_unit
+from reports.metrics_table import lookup
+
+Metrics = Mapping[str, Any]
+
+# The figures that a verdict is about, most telling first; causes such as the hit rate are not among them.
+ROLLOUT_OUTCOMES = (
+    "session_e2e_ms.p99",
+    "step_makespan_ms.p50",
+    "output_tokens_per_s",
+    "ttft_ms.p99",
+    "ttft_ms.p50",
+    "tpot_ms.p50",
+    "tpot_ms.p99",
+)
+OUTCOMES = ("ttft_ms.p99", "ttft_ms.p50", "session_e2e_ms.p99", "tpot_ms.p50", "tpot_ms.p99", "output_tokens_per_s")
+CAUSES_SHOWN = 2
+PHANTOM_POINTS = 5.0
+UNEVEN_MAX_OVER_MEAN = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """`scale` is the difference that counts as 1, `least` the difference below which nothing is said."""
+
+    address: str
+    scale: float
+    least: float
+    helps: str
+    hurts: str
+    higher_helps: bool = False
+    relative: bool = False  # difference as a share of the larger value
+    floor: float = 0.0  # values that both lie below it are alike
+
+    def strength(self, winner: Metrics, other: Metrics) -> float:
+        a, b = lookup(winner, self.address), lookup(other, self.address)
+        if a is None or b is None or max(abs(a), abs(b)) <= self.floor:
+            return 0.0
+        gap = (a - b) if self.higher_helps else (b - a)
+        if self.relative:
+            gap /= max(abs(a), abs(b))
+        return gap / self.scale if abs(gap) >= self.least else 0.0
+
+    def text(self, winner: Metrics, other: Metrics, helps: bool) -> str:
+        words = self.helps if helps else self.hurts
+        a, b = (with_unit(self.address, lookup(metrics, self.address)) for metrics in (winner, other))
+        return words.format(a=a, b=b)
+
+
+CAUSES = (
+    Cause(
+        "hit_rate",
+        scale=0.05,
+        least=0.02,
+        higher_helps=True,
+        helps="{a} of its prompt tokens were cached against {b}",
+        hurts="its hit rate is lower ({a} against {b})",
+    ),
+    Cause(
+        "queue_ms.mean",
+        scale=0.4,
+        least=0.2,
+        helps="its requests waited {a} in the engines' queues on average against {b}",
+        hurts="its requests waited longer in the engines' queues ({a} against {b} on average)",
+        relative=True,
+        floor=1.0,
+    ),
+    Cause(
+        "load_cv.decode_blocks",
+        scale=0.1,
+        least=0.05,
+        helps="its replicas were loaded more evenly (imbalance of decode blocks {a} against {b})",
+        hurts="its replicas were loaded less evenly (imbalance of decode blocks {a} against {b})",
+    ),
+    Cause(
+        "preemptions",
+        scale=0.5,
+        least=0.2,
+        helps="its engines preempted {a} times against {b}",
+        hurts="its engines preempted more often ({a} times against {b})",
+        relative=True,
+        floor=5,
+    ),
+    Cause(
+        "placement.max_share",
+        scale=0.15,
+        least=0.10,
+        helps="its busiest replica took {a} of the requests against {b}",
+        hurts="its busiest replica took more of the requests ({a} against {b})",
+    ),
+    Cause(
+        "phantom_hit_points",
+        scale=5.0,
+        least=3.0,
+        helps="its index was wrong by {a} of hit rate against {b}",
+        hurts="its index was further from the truth ({a} of hit rate against {b})",
+    ),
+    Cause(
+        "routing_ms.mean",
+        scale=1.0,
+        least=0.5,
+        helps="choosing a replica took {a} against {b}",
+        hurts="choosing a replica took longer ({a} against {b})",
+        relative=True,
+        floor=5.0,
+    ),
+)
+
+
+def sentences(routers: Mapping[str, Metrics], calls: Mapping[str, Call]) -> list[str]:
+    """First the verdict, then the reason."""
+    if len(routers) < 2:
+        return ["Only one router ran: there is nothing to compare."]
+    outcomes = ROLLOUT_OUTCOMES if has_rollouts(routers) else OUTCOMES
+    judged = [calls[address] for address in outcomes if address in calls and calls[address].best is not None]
+    if not judged and any(call.basis == EQUAL for call in calls.values()):
+        return ["The routers did the same: every figure that counts is equal."]
+    if not judged:
+        return ["Fewer than two routers have figures: there is nothing to compare."]
+    won = next((call for call in judged if call.winner), None)
+    if won is None or won.winner is None or won.runner_up is None:
+        return [_no_winner(routers, judged[0])]
+    return [_verdict(routers, judged), _reason(routers, won.winner, won.runner_up)]
+
+
+def has_rollouts(routers: Mapping[str, Metrics]) -> bool:
+    return any(metrics.get("step_makespan_ms") for metrics in routers.values())
+
+
+def _no_winner(routers: Mapping[str, Metrics], call: Call) -> str:
+    best, second = call.best or "", call.runner_up or ""
+    text = (
+        f"{TOO_CLOSE.capitalize()}: no router is better beyond doubt. At {phrase(call.address)}, {best} has "
+        f"{with_unit(call.address, lookup(routers[best], call.address))} and {second} "
+        f"{with_unit(call.address, lookup(routers[second], call.address))}"
+    )
+    if call.interval is None:
+        return f"{text}, from too few sessions to tell."
+    low, high = (with_unit(call.address, bound) for bound in call.interval)
+    return f"{text}; the difference may lie anywhere from {low} to {high}."
+
+
+def _verdict(routers: Mapping[str, Metrics], judged: Sequence[Call]) -> str:
+    parts, open_calls = [], [phrase(call.address) for call in judged if not call.winner]
+    for name in dict.fromkeys(call.winner for call in judged if call.winner):
+        wins = [call for call in judged if call.winner == name]
+        first = wins[0]
+        mine, theirs = (
+            with_unit(first.address, lookup(routers[who or ""], first.address)) for who in (name, first.runner_up)
+        )
+        most = f"{phrase(first.address)} ({mine} against {theirs} of {first.runner_up}, {percent(first.gain)} better)"
+        parts.append(f"{name} wins {join([most, *(phrase(call.address) for call in wins[1:])])}")
+    text = "; ".join(parts)
+    if open_calls:
+        text += f"; {join(open_calls)} {'is' if len(open_calls) == 1 else 'are'} {TOO_CLOSE}"
+    return text + "."
+
+
+def _reason(routers: Mapping[str, Metrics], winner: str, other: str) -> str:
+    mine, theirs = routers[winner], routers[other]
+    ranked = sorted(((cause.strength(mine, theirs), cause) for cause in CAUSES), key=lambda found: -abs(found[0]))
+    helping = [cause.text(mine, theirs, True) for strength, cause in ranked if strength > 0][:CAUSES_SHOWN]
+    hurting = [cause.text(mine, theirs, False) for strength, cause in ranked if strength < 0][:1]
+    although = f", although {hurting[0]}" if hurting else ""
+    if helping:
+        return f"Why {winner} beats {other}: {join(helping)}{although}."
+    return (
+        f"Why {winner} beats {other} is not in the figures: hit rate, queues, balance and preemptions do not "
+        f"favour it{although}."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    kind: str
+    router: str
+    text: str
+
+
+def flags(routers: Mapping[str, Metrics]) -> list[Flag]:
+    """What a reader must know before trusting or copying a result."""
+    return [
+        Flag(kind, name, f"{name}: {text}")
+        for name, metrics in routers.items()
+        for kind, rule in FLAG_RULES.items()
+        if (text := rule(metrics))
+    ]
+
+
+def _degenerate(metrics: Metrics) -> str | None:
+    counts, share = metrics["placement"], lookup(metrics, "placement.max_share")
+    if not counts or len(counts) < 2 or share is None or share <= DEGENERATE_SHARE:
+        return None
+    busiest = max(counts, key=lambda name: counts[name])
+    return (
+        f"degenerate placement: {busiest} got {percent(share)} of the requests while {len(counts) - 1} others stood by"
+    )
+
+
+def _uneven(metrics: Metrics) -> str | None:
+    counts, share, held = metrics["placement"], lookup(metrics, "placement.max_share"), metrics["in_flight_mean"]
+    if not counts or share is None or held is None or share > DEGENERATE_SHARE or held >= len(counts):
+        return None
+    if sum(counts.values()) < 4 * len(counts) or share * len(counts) <= UNEVEN_MAX_OVER_MEAN:
+        return None
+    return (
+        f"uneven at low load: the busiest replica got {share * len(counts):.1f} times the mean with {held:.1f} "
+        "requests in flight"
+    )
+
+
+def _preempted(metrics: Metrics) -> str | None:
+    count = metrics["preemptions"]
+    return (
+        f"preempted: the engines ran out of blocks {count:,} times, so part of the work was done twice"
+        if count
+        else None
+    )
+
+
+def _warm(metrics: Metrics) -> str | None:
+    rate, ceiling = metrics["hit_rate"], metrics["hit_rate_ceiling"]
+    if rate is None or ceiling is None or rate <= ceiling + 0.001:
+        return None
+    return (
+        f"warm start: {percent(rate)} of prompt tokens hit, more than the {percent(ceiling)} that a cold cache "
+        "of any size could give"
+    )
+
+
+def _phantom(metrics: Metrics) -> str | None:
+    points = metrics["phantom_hit_points"]
+    if points is None or abs(points) <= PHANTOM_POINTS:
+        return None
+    return (
+        f"its belief about the caches was off by {number(points, 1)} points of hit rate "
+        f"({'too optimistic' if points > 0 else 'too pessimistic'})"
+    )
+
+
+def _failing(metrics: Metrics) -> str | None:
+    lost = metrics["errors"] + metrics["incomplete"]
+    return (
+        f"{lost:,} of {metrics['requests']:,} requests did not complete; they are in no latency figure"
+        if lost
+        else None
+    )
+
+
+FLAG_RULES: dict[str, Callable[[Metrics], str | None]] = {
+    "degenerate-placement": _degenerate,
+    "uneven-placement": _uneven,
+    "preempted": _preempted,
+    "warm-start": _warm,
+    "phantom-hits": _phantom,
+    "failures": _failing,
+}
