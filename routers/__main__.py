@@ -1,0 +1,196 @@
+"""`python -m routers`: one router in front of replicas that run already.
+
+Only this file may end the process. A wrong argument, an unknown policy or a taken port is one line on stderr that
+says what to change, and exit code 2; SIGINT and SIGTERM end it cleanly with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from routers.config import parse_option
+from routers.errors import RoutersError, StartError
+from routers.proxy import ProxyConfig
+from routers.registry import make_policy, policy_help, policy_names
+from routers.service import ReplicaAddress, Service, ServiceConfig
+from routers.view import Signal
+
+_EPILOG = """\
+policies:
+{policies}
+
+Options of a policy are set with --option key=value; a wrong key lists the right ones.
+A policy of your own is --policy my_file.py:MyClass.
+
+example, two vLLM replicas that publish KV events:
+  python -m routers --policy dynamo-kv --port 8080 \\
+    --replica r0=http://127.0.0.1:8000,events=tcp://127.0.0.1:5557 \\
+    --replica r1=http://127.0.0.1:8001,events=tcp://127.0.0.1:5558
+
+Point any OpenAI client at http://127.0.0.1:8080/v1; look at http://127.0.0.1:8080/router/state.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise StartError(f"{message} (see --help)")
+
+
+def parse_replica(text: str) -> ReplicaAddress:
+    """`NAME=URL[,events=ENDPOINT[,replay=ENDPOINT]]`."""
+    form = "write it as NAME=http://HOST:PORT[,events=tcp://HOST:PORT[,replay=tcp://HOST:PORT]]"
+    name, separator, rest = text.partition("=")
+    url, *extras = rest.split(",")
+    if not separator or not name or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        raise StartError(f"--replica {text!r} names no replica: {form}")
+    found: dict[str, str] = {}
+    for extra in extras:
+        key, separator, value = extra.partition("=")
+        if key not in ("events", "replay") or "://" not in value or key in found:
+            raise StartError(f"--replica {text!r}: {extra!r} is not understood: {form}")
+        found[key] = value
+    if "replay" in found and "events" not in found:
+        raise StartError(f"--replica {text!r} replays events it does not subscribe to: add events=tcp://HOST:PORT")
+    return ReplicaAddress(name, url.rstrip("/"), found.get("events"), found.get("replay"))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    names = policy_names()
+    width = max(map(len, names)) + 2
+    policies = "\n".join(f"  {name:<{width}}{policy_help(name)}" for name in names)
+    parser = _Parser(
+        prog="python -m routers",
+        description="Route OpenAI-style requests to LLM replicas by a policy, streaming answers through unchanged.",
+        epilog=_EPILOG.format(policies=policies),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    defaults, proxy = ServiceConfig(), ProxyConfig()
+    parser.add_argument(
+        "--replica",
+        action="append",
+        metavar="NAME=URL[,events=...]",
+        default=[],
+        help="a replica, its URL, and where it publishes KV events (events=) and replays them (replay=); repeat it",
+    )
+    parser.add_argument("--policy", default=defaults.policy, metavar="NAME[:variant]", help="default: %(default)s")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the policy; repeat it"
+    )
+    parser.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=defaults.port, help="port to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        default=defaults.block_size,
+        help="the engines' KV block size in tokens (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--session-header",
+        default=proxy.session_header,
+        help="header that carries the session id (default: %(default)s; a body's session_id is second choice)",
+    )
+    parser.add_argument(
+        "--no-retry",
+        action="store_true",
+        help="answer 502 when a replica refuses the connection, instead of trying one more",
+    )
+    parser.add_argument(
+        "--metrics-interval-ms",
+        type=int,
+        default=defaults.metrics_interval_ms,
+        help="how often policies that need it read /metrics (default: %(default)s)",
+    )
+    parser.add_argument("--log-file", type=Path, metavar="FILE", help="append one JSON line per request here")
+    parser.add_argument(
+        "--epoch-ns",
+        type=int,
+        metavar="N",
+        help="value of the monotonic clock, in ns, that is instant 0 of the log (default: the start)",
+    )
+    parser.add_argument("--seed", type=int, default=defaults.seed, help="seed of ties and draws (default: %(default)s)")
+    return parser
+
+
+def read_arguments(arguments: Sequence[str]) -> ServiceConfig:
+    given = build_parser().parse_args(arguments)
+    replicas = tuple(parse_replica(text) for text in given.replica)
+    names = [replica.name for replica in replicas]
+    for name in names:
+        if names.count(name) > 1:
+            raise StartError(f"--replica {name} is given twice: give every replica a name of its own")
+    if not replicas:
+        raise StartError("no replica to route to: give at least one --replica NAME=http://HOST:PORT")
+    if not 0 <= given.port <= 65535:
+        raise StartError(f"--port {given.port} is no port: give one from 1 to 65535, or 0 for any free one")
+    if given.metrics_interval_ms < 1:
+        raise StartError(f"--metrics-interval-ms {given.metrics_interval_ms} cannot work: give at least 1")
+    config = ServiceConfig(
+        policy=given.policy,
+        options=dict(parse_option(text) for text in given.option),
+        replicas=replicas,
+        host=given.host,
+        port=given.port,
+        block_size=given.block_size,
+        seed=given.seed,
+        log_file=given.log_file,
+        epoch_ns=given.epoch_ns,
+        metrics_interval_ms=given.metrics_interval_ms,
+        proxy=ProxyConfig(session_header=given.session_header, retry_refused=not given.no_retry),
+    )
+    make_policy(config.policy, config.options, block_size=config.block_size)  # refuse now what would fail later
+    return config
+
+
+async def serve(config: ServiceConfig) -> None:
+    """Until SIGINT or SIGTERM."""
+    service = Service(config)
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # event loops that cannot: Ctrl-C still ends them
+            loop.add_signal_handler(number, stop.set)
+    try:
+        await service.start()
+        names = ", ".join(f"{replica.name}={replica.url}" for replica in config.replicas)
+        print(f"router {config.policy} on http://{config.host}:{service.port} -> {names}", file=sys.stderr, flush=True)
+        deaf = [replica.name for replica in config.replicas if replica.events is None]
+        if deaf and Signal.KV_EVENTS in service.router.needs:
+            print(
+                f"router {config.policy} routes by KV events and hears none of {', '.join(deaf)}: "
+                f"add events=tcp://HOST:PORT to --replica",
+                file=sys.stderr,
+                flush=True,
+            )
+        gc.freeze()
+        running = loop.create_task(service.run())
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if running.done():
+            running.result()
+        running.cancel()
+    finally:
+        await service.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        asyncio.run(serve(read_arguments(sys.argv[1:] if arguments is None else arguments)))
+    except (RoutersError, OSError) as error:
+        print(f"routers: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

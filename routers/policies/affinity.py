@@ -1,0 +1,80 @@
+"""`pure-kv-affinity`: the longest resident prefix wins, whatever the load.
+
+It exists as the baseline that herds: a replica that holds the system prompt wins every request that starts with it.
+Published comparisons describe such a router as a KV-aware one "optimized solely for KV cache overlap".
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from routers.config import Options
+from routers.hashing import PrefixKeys
+from routers.index import PrefixIndex
+from routers.policies.base import BasePolicy, Recency, TieBreak, break_tie, count
+from routers.view import (
+    Decision,
+    Dispatched,
+    EventGap,
+    FleetView,
+    KvEvents,
+    Observation,
+    ReplicaRemoved,
+    Signal,
+    TurnView,
+)
+
+
+class PureKvAffinityOptions(Options, frozen=True):
+    """`ties`: who wins among equally long matches, no match at all included. `random` as Dynamo's selector, which this
+    policy is a reduction of; `first` herds from the first request on; `least-recent` spreads cold prompts evenly.
+
+    `count_copies`: whether a block that an engine holds twice takes two removals to go (see `PrefixIndex`)."""
+
+    ties: TieBreak = "random"
+    count_copies: bool = True
+
+
+class PureKvAffinity(BasePolicy):
+    about = "the replica that holds the longest prefix of the prompt, whatever its load (herds on purpose)"
+    Options = PureKvAffinityOptions
+    needs = frozenset({Signal.TOKENS, Signal.KV_EVENTS})
+
+    def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
+        super().__init__(options, rng=rng, block_size=block_size)
+        self._index = PrefixIndex(count_copies=self.options.count_copies)
+        self._recency = Recency()
+
+    def choose(self, turn: TurnView, fleet: FleetView) -> Decision:
+        if turn.prompt is None:
+            replica = break_tie(fleet.replicas, self.options.ties, self.rng, self._recency)
+            return Decision(replica.name, f"prompt not tokenised, one of {len(fleet)} tied", "no-tokens")
+        keys = PrefixKeys(turn.prompt.block_hashes(self.block_size))
+        matched = self._index.match(keys)
+        scores = {replica.name: float(matched.get(replica.name, 0)) for replica in fleet}
+        best = max(scores.values())
+        tied = [replica for replica in fleet if scores[replica.name] == best]
+        replica = break_tie(tied, self.options.ties, self.rng, self._recency)
+        held = int(best)
+        reason = f"longest prefix: {held} of {count(len(keys), 'block')} resident"
+        rule = "longest-prefix"
+        if len(tied) > 1:
+            reason, rule = f"{reason}, one of {len(tied)} tied", "tie" if held else "cold"
+        return Decision(replica.name, reason, rule, scores, held * self.block_size)
+
+    def observe(self, event: Observation) -> None:
+        if isinstance(event, KvEvents):
+            self._index.apply(event.replica, event.events)
+        elif isinstance(event, EventGap):
+            self._index.gap(event.replica)
+        elif isinstance(event, Dispatched):
+            self._recency.chosen(event.replica)
+        elif isinstance(event, ReplicaRemoved):
+            self._index.forget(event.replica)
+            self._recency.forget(event.replica)
+
+    def stats(self) -> dict[str, Any]:
+        return {"index": msgspec.structs.asdict(self._index.stats), "index_blocks": len(self._index)}

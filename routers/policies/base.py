@@ -1,0 +1,83 @@
+"""What policies of this package share: construction, defaults, and ways to break a tie.
+
+A policy is a decision with a reason. It draws from the `rng` it was given, and only when a tie (or its very nature)
+leaves something to chance, so that a decision without a tie leaves the generator untouched.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+from routers.config import Options
+from routers.errors import OptionError
+from routers.view import Decision, FleetView, Observation, ReplicaView, Signal, TurnView
+
+TieBreak = Literal["least-recent", "random", "first"]
+
+
+class BasePolicy:
+    """Derive, set `needs`, write `choose`; `observe` only if there is something to remember.
+
+    `about` is the line that lists show; `variants` are named option sets (`NAME:variant`).
+    """
+
+    about: ClassVar[str] = ""
+    Options: ClassVar[type[Options]] = Options
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    needs: frozenset[Signal] = frozenset()
+    wants_progress: bool = False
+
+    def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
+        if block_size < 1:
+            raise OptionError(f"block_size={block_size} cannot hold a token: give the engines' block size, usually 16")
+        self.options: Any = options if options is not None else self.Options()
+        self.rng = rng
+        self.block_size = block_size
+
+    def choose(self, turn: TurnView, fleet: FleetView) -> Decision:
+        raise NotImplementedError(f"{type(self).__name__} has no choose(turn, fleet): write one returning a Decision")
+
+    def observe(self, event: Observation) -> None:
+        """Nothing to remember."""
+
+    def stats(self) -> dict[str, Any]:
+        """What an operator may want to see of the policy's state; plain JSON values."""
+        return {}
+
+
+class Recency:
+    """Remembers who was chosen last, to give ties to whoever waited longest (field case BL-22)."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._last: dict[str, int] = {}
+
+    def chosen(self, name: str) -> None:
+        self._turn += 1
+        self._last[name] = self._turn
+
+    def forget(self, name: str) -> None:
+        self._last.pop(name, None)
+
+    def longest_ago(self, tied: Sequence[ReplicaView]) -> list[ReplicaView]:
+        """Those never chosen, if any; else the one chosen longest ago."""
+        last = self._last
+        oldest = min(last.get(replica.name, 0) for replica in tied)
+        return [replica for replica in tied if last.get(replica.name, 0) == oldest]
+
+
+def break_tie(
+    tied: Sequence[ReplicaView], rule: TieBreak, rng: random.Random, recency: Recency | None = None
+) -> ReplicaView:
+    """One of `tied` (not empty). Draws from `rng` only if the rule leaves more than one."""
+    if rule == "first":
+        return tied[0]
+    if rule == "least-recent" and recency is not None and len(tied) > 1:
+        tied = recency.longest_ago(tied)
+    return tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
