@@ -1,0 +1,22 @@
+"""Entry of the `routebench` command: checks that our packages are ours, then hands over to the command line."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line; the only place, with the commands it calls, that ends the process."""
+    from harness.rooms import stranger
+
+    found = stranger()
+    if found:
+        print(f"error: {found}", file=sys.stderr)
+        raise SystemExit(2)
+    from harness.cli import run_cli
+
+    raise SystemExit(run_cli())
+
+
+if __name__ == "__main__":
+    main()

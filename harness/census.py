@@ -1,0 +1,39 @@
+"""Counts what a scenario will ask for, before it runs: sessions, requests, tokens and the longest context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.scenario import Scenario
+from workloads import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Sums over one repeat of one arm."""
+
+    sessions: int
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    longest_context: int
+    """Tokens of the longest session at its end."""
+    think_s: float
+    """Think time of all sessions together."""
+
+
+def census(scenario: Scenario, seed: int) -> Census:
+    """Walks the workload once; spans are never expanded."""
+    sessions = requests = prompts = outputs = longest = think_us = 0
+    for session in scenario.make_workload().sessions(Streams(seed)):
+        sessions += 1
+        context = 0
+        for turn in session.turns:
+            context += sum(tokens for _, tokens in turn.input)
+            prompts += context
+            context += turn.output[1]
+            outputs += turn.output[1]
+            think_us += turn.think_us
+        requests += len(session.turns)
+        longest = max(longest, context)
+    return Census(sessions, requests, prompts, outputs, longest, think_us / 1e6)

@@ -1,0 +1,200 @@
+"""The command line: reads what a user asks, calls what does it, and turns the outcome into an exit code.
+
+`run` exits 0 complete, 1 an expectation of the scenario not met, 2 usage or start failure, 3 invalid health,
+130 interrupted with the partial data kept. Errors are one line that names the mend.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness.errors import HarnessError, UsageError
+from harness.report_cli import add_commands
+from harness.scenario import builtin_names, load_scenario, scenario_text
+
+EXIT_USAGE = 2
+EXIT_INVALID = 3
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    name="routebench",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Which LLM router is better, by how much and why: mock vLLM replicas, real routers, Locust load, no GPU.",
+)
+
+ScenarioArg = Annotated[
+    str,
+    typer.Argument(metavar="SCENARIO", help="A built-in name (see `routebench scenarios`) or a path to a TOML file."),
+]
+RouterOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--router",
+        metavar="NAME",
+        help="Replaces the scenario's routers; may be repeated. A policy of ours or my_file.py:MyPolicy.",
+    ),
+]
+SetOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Overrides one value of the scenario, such as load.concurrency=8; may be repeated.",
+    ),
+]
+SeedOpt = Annotated[
+    int | None, typer.Option(help="Seed of everything that happens by chance.", show_default="the scenario's")
+]
+
+
+@app.command()
+def run(
+    scenario: ScenarioArg,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="live: real processes. sim: virtual time, the same bytes for the same seed. both: side by side."
+        ),
+    ] = "live",
+    router: RouterOpt = None,
+    seed: SeedOpt = None,
+    repeats: Annotated[
+        int | None, typer.Option(help="How often each router runs, interleaved.", show_default="the scenario's")
+    ] = None,
+    overrides: SetOpt = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results; must be new or empty.", show_default="results/<scenario>-<time>"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print run.json instead of the table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only, no progress.")] = False,
+) -> None:
+    """Compare routers: run every router of a scenario on the same sessions, and say which is better and why."""
+    from harness.run import run_command
+
+    if mode not in ("live", "sim", "both"):
+        raise UsageError(f"--mode {mode}: choose one of live, sim, both")
+    checked = load_scenario(scenario, overrides=overrides or (), routers=router or (), seed=seed, repeats=repeats)
+    raise typer.Exit(run_command(checked, mode=mode, out=out, as_json=as_json, quiet=quiet))
+
+
+@app.command()
+def serve(
+    scenario: ScenarioArg = "quickstart",
+    router: Annotated[
+        str | None,
+        typer.Option("--router", metavar="NAME", help="Which router to start.", show_default="the scenario's first"),
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the router.", show_default="a free one")] = None,
+    overrides: SetOpt = None,
+) -> None:
+    """Keep a fleet and a router up for experiments by hand, print every address, and stop all on Ctrl-C."""
+    from harness.serve import serve_command
+
+    checked = load_scenario(scenario, overrides=overrides or (), routers=[router] if router else ())
+    raise typer.Exit(serve_command(checked, port=port))
+
+
+@app.command()
+def check(scenario: ScenarioArg, router: RouterOpt = None, overrides: SetOpt = None) -> None:
+    """Validate a scenario and say what it will ask for, without starting anything."""
+    from harness.census import census
+
+    checked = load_scenario(scenario, overrides=overrides or (), routers=router or ())
+    counted = census(checked, checked.seed)
+    room = (checked.engine.num_gpu_blocks - 1) * checked.engine.block_size * len(checked.fleet.names)
+    arms = len(checked.routers) * checked.repeats
+    say = Console(highlight=False)
+    say.print(f"{checked.name}: ok. {checked.about}")
+    say.print(
+        f"  {arms} arms ({', '.join(r.name for r in checked.routers)}; {checked.repeats} repeats), "
+        f"{len(checked.fleet.names)} replicas of {checked.preset.name}"
+    )
+    say.print(
+        f"  an arm: {counted.sessions:,} sessions, {counted.requests:,} requests, {counted.prompt_tokens:,} prompt "
+        f"tokens, {counted.output_tokens:,} output tokens, longest context {counted.longest_context:,}"
+    )
+    say.print(f"  {checked.load.concurrency} session slots; the fleet's caches hold {room:,} tokens")
+
+
+@app.command()
+def scenarios(
+    copy: Annotated[
+        str | None,
+        typer.Option("--copy", metavar="NAME", help="Write a built-in scenario to a file of yours, to edit."),
+    ] = None,
+    to: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Where --copy writes.")] = None,
+) -> None:
+    """List the built-in scenarios, a line each."""
+    if copy:
+        text, _ = scenario_text(copy)
+        target = to or Path(f"{copy}.toml")
+        if target.exists():
+            raise UsageError(f"{target} exists already: name another file, nothing was written")
+        try:
+            target.write_text(text, "utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {target}: {error.strerror}") from error
+        typer.echo(
+            f"wrote {target}; run it with: routebench run ./{target}" if not target.is_absolute() else f"wrote {target}"
+        )
+        return
+    if to is not None:
+        raise UsageError(f"{to}: a file is only written with --copy NAME")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in builtin_names():
+        table.add_row(name, load_scenario(name).about)
+    Console().print(table)
+
+
+@app.command()
+def routers(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Explain this one.")] = None) -> None:
+    """List the router policies, a line each."""
+    from routers import POLICIES, policy_help
+
+    if name is not None and name not in POLICIES:
+        from harness.errors import choose_from
+
+        raise UsageError(f"no router named {name!r}: {choose_from(name, POLICIES)}")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for policy in [name] if name else sorted(POLICIES):
+        table.add_row(policy, policy_help(policy))
+    Console().print(table)
+
+
+add_commands(app)
+
+
+def run_cli(arguments: list[str] | None = None) -> int:
+    """Runs a command and returns the exit code; every error we know is one line on stderr."""
+    try:
+        code = app(arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if not _is_usage_error(error):
+            raise
+        print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
+        return EXIT_USAGE
+
+
+def _is_usage_error(error: Exception) -> bool:
+    """The command-line library's own complaint about options; newer versions carry their own copy of click."""
+    return any(kind.__name__ == "ClickException" for kind in type(error).__mro__)

@@ -1,0 +1,175 @@
+"""A live arm: real replicas, a real router and Locust, each a process, measured from outside.
+
+The harness only starts, watches and stops; every figure comes from files that the processes write themselves
+(the load generator's rows, the engines' and the router's logs), which are joined when the arm is over. Whatever
+ends the arm early (Ctrl-C, a dead process), the rows written until then are kept.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.arm import ROUTER_SEED_STREAM, Arm, ArmRows
+from harness.errors import ProcessLost
+from harness.fleet import ReplicaAddress, clear_caches, start_replicas, start_router
+from harness.load_plan import LoadPlan
+from harness.merge import merge_rows
+from harness.processes import PYTHON, Child, Children
+
+POLL_S = 0.2
+DRAIN_S = 20.0
+"""How long Locust may take to write its last rows after it was asked to stop."""
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+
+
+class Interrupted(Exception):
+    """Ctrl-C during an arm; carries what was measured until then."""
+
+    def __init__(self, arm: Arm, rows: ArmRows) -> None:
+        super().__init__("interrupted")
+        self.arm = arm
+        self.rows = rows
+
+
+def run_live_arm(arm: Arm, folder: Path, *, on_phase: Callable[[str], None], on_done: Callable[[int], None]) -> ArmRows:
+    """Runs one arm in `folder` and returns its rows.
+
+    Raises StartError if something did not come up and Interrupted on Ctrl-C; a process lost on the way is a fact
+    of the rows, not an exception.
+    """
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    epoch_ns = time.monotonic_ns()
+    facts: dict[str, Any] = {"lost": []}
+    interrupted = False
+    with Children(folder) as children:
+        try:
+            _measure(arm, folder, children, epoch_ns, facts, on_phase, on_done)
+        except ProcessLost as lost:
+            facts["lost"].append(str(lost))
+        except KeyboardInterrupt:
+            interrupted = True
+        on_phase("collecting")
+        _stop_load(children)
+        children.stop()
+        facts["cpu_s"] = children.cpu_s()
+    rows = merge_rows(arm, folder, facts)
+    if interrupted:
+        raise Interrupted(arm, rows)
+    return rows
+
+
+def _measure(
+    arm: Arm,
+    folder: Path,
+    children: Children,
+    epoch_ns: int,
+    facts: dict[str, Any],
+    on_phase: Callable[[str], None],
+    on_done: Callable[[int], None],
+) -> None:
+    scenario = arm.scenario
+    on_phase("starting replicas")
+    replicas: list[ReplicaAddress] = []
+    if not arm.router.url or scenario.fleet.urls:  # a router that already runs has engines of its own
+        replicas = start_replicas(children, scenario, epoch_ns=epoch_ns, seed_for=arm.seed_for, log_dir=folder)
+    facts["cached_blocks"] = clear_caches(replicas) if replicas else None
+    on_phase("starting router")
+    url = start_router(
+        children,
+        arm.router,
+        scenario,
+        replicas,
+        epoch_ns=epoch_ns,
+        seed=arm.seed_for(ROUTER_SEED_STREAM),
+        log_file=folder / "router.jsonl",
+    )
+    on_phase("starting load")
+    locust = start_load(arm, folder, children, url, epoch_ns)
+    rows = _RowCounter(folder)
+    on_phase("measuring")
+    while locust.running:
+        children.require_alive(but=(locust,))
+        children.measure()
+        on_done(rows.count())
+        time.sleep(POLL_S)
+    on_done(rows.count())
+    if locust.exit_code not in (0, 1):  # 1 is Locust's own word for "some requests failed"; the rows say which
+        raise ProcessLost(locust.why_ended())
+    children.require_alive(but=(locust,))
+
+
+def start_load(arm: Arm, folder: Path, children: Children, url: str, epoch_ns: int) -> Child:
+    """Starts Locust headless against the router. It ends by itself when all sessions have ended."""
+    scenario = arm.scenario
+    plan = LoadPlan(
+        workload=scenario.workload,
+        seed=arm.workload_seed,
+        api=scenario.load.api,
+        model=scenario.load.model,
+        concurrency=scenario.load.concurrency,
+        ramp_us=round(scenario.load.ramp_s * 1e6),
+        session_header=scenario.load.session_header,
+        request_timeout_s=scenario.load.request_timeout_s,
+        rows_dir=str(folder),
+        epoch_ns=epoch_ns,
+    )
+    plan_file = folder / "load-plan.json"
+    plan_file.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
+    users = str(scenario.load.concurrency)
+    return children.start(
+        "locust",
+        [
+            *PYTHON,
+            "-m",
+            "locust",
+            "-f",
+            str(LOCUSTFILE),
+            "--headless",
+            "--host",
+            url,
+            "--users",
+            users,
+            "--spawn-rate",
+            users,
+            "--only-summary",
+            "--stop-timeout",
+            "5",
+            "--routebench-plan",
+            str(plan_file),
+        ],
+    )
+
+
+def _stop_load(children: Children) -> None:
+    """Asks Locust to end first, so that it can still write what was in flight."""
+    for child in children:
+        if child.name == "locust" and child.running:
+            child.stop(signal.SIGTERM, DRAIN_S)
+
+
+class _RowCounter:
+    """Counts rows as they are appended, reading only what is new."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}
+        self._count = 0
+
+    def count(self) -> int:
+        for path in self._folder.glob("locust-*.jsonl"):
+            if path.name.endswith(".events.jsonl"):
+                continue
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                new = file.read()
+                self._read[path] = file.tell()
+                self._count += new.count(b"\n")
+        return self._count

@@ -1,0 +1,230 @@
+"""A run: all arms of a scenario in one mode, from an empty folder to its files.
+
+The folder holds a readable `run.json` from the first second on (`status` says how far it came), the rows of what was
+measured survive whatever ends the run, and the reports are made from the rows alone.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from rich.console import Console
+
+from harness.arm import Arm, ArmRows, arms_of
+from harness.census import census
+from harness.environment import environment
+from harness.errors import UsageError
+from harness.live import Interrupted, run_live_arm
+from harness.progress import Reporter, reporter
+from harness.scenario import Scenario
+from harness.sim import Simulation
+from reports import HealthFacts, RunResult, finish_run, mode_comparison, start_run, terminal_table
+
+Mode = Literal["live", "sim"]
+EXIT_OK, EXIT_INVALID, EXIT_INTERRUPTED = 0, 3, 130
+"""Exit codes of `routebench run`; 2 is usage or start failure, raised as an error."""
+
+
+def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: bool, quiet: bool) -> int:
+    """What `routebench run` does; returns its exit code."""
+    say = Console(highlight=False)
+    if mode != "live":
+        _refuse_foreign(scenario)
+    folder = prepare_folder(out, scenario.name, datetime.now(UTC))
+    modes: list[Mode] = ["live", "sim"] if mode == "both" else ["sim" if mode == "sim" else "live"]
+    outcomes: list[Outcome] = []
+    for each in modes:
+        place = folder / each if mode == "both" else folder
+        place.mkdir(exist_ok=True)
+        outcomes.append(run_mode(scenario, each, place, quiet=quiet or as_json))
+        if outcomes[-1].interrupted or outcomes[-1].lost:
+            break
+    results = [outcome.result for outcome in outcomes]
+    if as_json:
+        for result in results:
+            print((result.folder / "run.json").read_text("utf-8"), end="")
+    else:
+        for result in results:
+            say.print(terminal_table(result))
+        if len(results) == 2:
+            say.print(mode_comparison(*results))
+        say.print(f"files: {folder}" + ("" if mode == "both" else f"  (open {folder / 'report.html'})"))
+    for lost in (lost for outcome in outcomes for lost in outcome.lost):
+        print(
+            f"error: {lost}; the run stopped there and what was measured is kept in {folder}: run it again",
+            file=sys.stderr,
+        )
+    if any(outcome.interrupted for outcome in outcomes):
+        print(f"interrupted: what was measured is kept in {folder}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_INVALID if any(result.health["verdict"] == "invalid" for result in results) else EXIT_OK
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run, and what ended it early."""
+
+    result: RunResult
+    interrupted: bool
+    lost: list[str]
+    """Processes that ended by themselves, a line each."""
+
+
+def run_mode(scenario: Scenario, mode: Mode, folder: Path, *, quiet: bool = True) -> Outcome:
+    """Runs every arm in one mode and writes the folder, also when Ctrl-C or a lost process ends it early.
+
+    Raises StartError if an arm did not come up; `run.json` then says `partial`.
+    """
+    started = time.monotonic()
+    header: dict[str, Any] = {
+        "scenario": scenario.resolved(),
+        "mode": mode,
+        "seed": scenario.seed,
+        "environment": environment(),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    start_run(folder, header)
+    done: list[tuple[Arm, ArmRows]] = []
+    lost: list[str] = []
+    interrupted = complete = False
+    try:
+        with _terminable(), reporter(Console(stderr=True), quiet=quiet) as progress:
+            try:
+                for arm, rows in _run_arms(scenario, mode, folder, progress):
+                    done.append((arm, rows))
+                    lost += rows.facts.get("lost", [])
+                    if lost:  # a comparison is as good as its worst arm: nothing after this could save it
+                        break
+                else:
+                    complete = True
+            except Interrupted as stop:
+                done.append((stop.arm, stop.rows))
+                interrupted = True
+            except KeyboardInterrupt:
+                interrupted = True
+            progress.phase("writing reports")
+    finally:  # also after an error: what was measured until then is written before it goes on
+        header["wall_s"] = round(time.monotonic() - started, 3)
+        header["status"] = "complete" if complete else "partial"
+        if mode == "live":
+            header["environment"]["cpu_s"] = {arm.label: rows.facts["cpu_s"] for arm, rows in done}
+        result = write_results(scenario, folder, header, done)
+    return Outcome(result, interrupted, lost)
+
+
+def _run_arms(scenario: Scenario, mode: Mode, folder: Path, progress: Reporter) -> Iterator[tuple[Arm, ArmRows]]:
+    arms = arms_of(scenario)
+    totals: dict[int, int] = {}
+    for number, arm in enumerate(arms, 1):
+        total = totals.setdefault(arm.repeat, census(scenario, arm.workload_seed).requests)
+        progress.arm(number, len(arms), arm.router.name, total)
+        if mode == "sim":
+            progress.phase("simulating")
+            yield arm, Simulation(arm, on_done=progress.done).run()
+        else:
+            yield arm, run_live_arm(arm, folder / "logs" / arm.label, on_phase=progress.phase, on_done=progress.done)
+
+
+def write_results(
+    scenario: Scenario, folder: Path, header: dict[str, Any], done: list[tuple[Arm, ArmRows]]
+) -> RunResult:
+    """Makes the run's files from the rows of its arms."""
+    return finish_run(
+        folder,
+        header,
+        [row for _, rows in done for row in rows.requests],
+        [sample for _, rows in done for sample in rows.fleet],
+        routers=[entry.name for entry in scenario.routers],
+        ceilings={
+            (arm.router.name, arm.repeat): (rows.ceiling_cached_tokens, None)
+            for arm, rows in done
+            if rows.ceiling_cached_tokens is not None
+        },
+        replicas=scenario.fleet.names,
+        facts=health_facts(scenario, header["mode"], done),
+    )
+
+
+def health_facts(scenario: Scenario, mode: Mode, done: list[tuple[Arm, ArmRows]]) -> HealthFacts:
+    """What the rows cannot tell of a run's health, gathered over its arms."""
+    seeds = [arm.workload_seed for arm in arms_of(scenario)]
+    per_seed = {seed: census(scenario, seed).requests for seed in set(seeds)}
+    asked = sum(per_seed[seed] for seed in seeds)
+    if mode == "sim":
+        return HealthFacts(asked_requests=asked)
+    facts = [(arm, rows.facts) for arm, rows in done]
+    return HealthFacts(
+        asked_requests=asked,
+        cpu_warnings=tuple(w for arm, fact in facts for w in load_warnings(arm, fact)),
+        lost_processes=tuple(f"{arm.label}: {lost}" for arm, fact in facts for lost in fact["lost"]),
+        warm_arms={arm.label: fact["cached_blocks"] for arm, fact in facts if fact.get("cached_blocks")},
+        unverified_arms=tuple(arm.label for arm, fact in facts if fact.get("cached_blocks") is None),
+        checked_answers=sum(fact.get("answers_checked", 0) for _, fact in facts),
+        wrong_answers=sum(fact.get("answers_wrong", 0) for _, fact in facts),
+    )
+
+
+def load_warnings(arm: Arm, facts: dict[str, Any]) -> list[str]:
+    """The load generator's own warnings of one arm."""
+    return [
+        f"{arm.label}: {event.get('message') or 'CPU usage above 90 %'}"
+        for event in facts.get("load_events", ())
+        if event.get("event") == "cpu_warning"
+    ]
+
+
+def prepare_folder(out: Path | None, name: str, now: datetime) -> Path:
+    """The folder of a run: the given one, which must be empty or new, or `results/<name>-<time>`."""
+    if out is None:
+        base = Path("results") / f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
+        out, n = base, 1
+        while out.exists():
+            n += 1
+            out = base.with_name(f"{base.name}-{n}")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(
+            f"--out {out} is not an empty folder, and a run never writes over another: "
+            "name a new folder or remove this one"
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be made: {error.strerror}; name a folder you may write to") from error
+    return out
+
+
+def _refuse_foreign(scenario: Scenario) -> None:
+    if scenario.fleet.urls:
+        raise UsageError(
+            "fleet.urls names engines that run outside, which virtual time cannot contain: "
+            "remove urls, or use --mode live"
+        )
+    for entry in scenario.routers:
+        if entry.url:
+            raise UsageError(
+                f"router {entry.name!r} runs at {entry.url}, which virtual time cannot contain: "
+                "leave it out, or use --mode live"
+            )
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: in order, keeping what was measured."""
+
+    def as_interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

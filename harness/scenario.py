@@ -1,0 +1,379 @@
+"""A scenario: what is run against which routers, read from TOML and checked before anything starts.
+
+Law: every key is known, every default is written in one place (the field that holds it, or the room that
+owns the option), and `resolved()` gives all of them back, so that a run says exactly what it was. The engine
+and workload tables are checked by the rooms they belong to; this module only composes them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from harness.errors import UsageError, choose_from
+from mock_engine import DEFAULT_BLOCK_SIZE, EngineConfig, MockEngineError, Preset, load_preset
+from routers import Policy, RoutersError, make_policy
+from workloads import Streams, Workload, WorkloadsError, make_workload, resolved
+
+BUILTIN = resources.files("harness") / "scenarios"
+ROUTER_NAME = re.compile(r"[\w./][\w.:+/@~-]*")
+
+
+class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which engines the routers under test see."""
+
+    replicas: int = 4
+    """Mock replicas to start, each a process of its own (live) or an engine of its own (sim)."""
+    urls: tuple[str, ...] = ()
+    """Engines that already run, used instead of starting mocks; live only."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ValueError(f"replicas = {self.replicas}: a fleet needs at least 1 replica")
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"urls has {url!r}: give a full address such as 'http://127.0.0.1:8000'")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"r{i}" for i in range(len(self.urls) or self.replicas))
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How sessions become requests."""
+
+    driver: Literal["sessions"] = "sessions"
+    """`sessions`: a slot is held by one session through its think times (closed loop)."""
+    concurrency: int = 16
+    """Session slots."""
+    ramp_s: float = 0.0
+    """The slots open one after the other, evenly over this many seconds."""
+    api: Literal["completions-ids", "completions-text", "chat"] = "completions-ids"
+    """How a prompt travels: token ids (exact), text, or chat messages."""
+    session_header: str = "X-Session-ID"
+    """Header that carries the session id; a router that needs one reads it there."""
+    request_timeout_s: float = 300.0
+    """A request without an end after this long is counted as an error of class `timeout`."""
+    model: str = "mock-model"
+    """`model` of every request; our replicas serve this name."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency = {self.concurrency}: at least 1 session slot is needed")
+        if self.ramp_s < 0:
+            raise ValueError(f"ramp_s = {self.ramp_s}: a ramp cannot be negative; 0 opens all slots at once")
+        if self.request_timeout_s <= 0:
+            raise ValueError(f"request_timeout_s = {self.request_timeout_s}: give a time above 0")
+
+
+class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm of the comparison: a policy of ours with its options, or a router that already runs."""
+
+    name: str
+    policy: str | None = None
+    options: dict[str, Any] = {}
+    url: str | None = None
+
+    def __post_init__(self) -> None:
+        if not ROUTER_NAME.fullmatch(self.name):
+            raise ValueError(f"name = {self.name!r}: use letters, digits and . _ : + / @ ~ -, no spaces")
+        if self.url and (self.policy or self.options):
+            raise ValueError(
+                f"router {self.name!r} has both url and policy: a router that already runs chooses "
+                "by itself, so remove policy and options, or remove url"
+            )
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url = {self.url!r}: give a full address such as 'http://127.0.0.1:8080'")
+
+    @property
+    def policy_name(self) -> str:
+        """The policy as a router process, which runs in another folder, is told it: a file of the user's in full."""
+        name = self.policy or self.name
+        file, _, kind = name.rpartition(":")
+        return f"{Path(file).resolve()}:{kind}" if file.endswith(".py") else name
+
+    def build(self, rng: Any, block_size: int) -> Policy:
+        """The policy this entry names. Raises UsageError for an unknown name or option."""
+        try:
+            return make_policy(self.policy_name, dict(self.options), rng=rng, block_size=block_size)
+        except RoutersError as error:
+            raise UsageError(f"router {self.name!r}: {error}") from error
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The keys of a scenario file, before the rooms check their own tables."""
+
+    name: str
+    workload: dict[str, Any]
+    about: str = ""
+    seed: int = 42
+    repeats: int = 1
+    routers: tuple[str | RouterEntry, ...]
+    fleet: Fleet = Fleet()
+    engine: dict[str, Any] = {}
+    load: Load = Load()
+    slo: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed = {self.seed}: give a whole number from 0 to {2**31 - 1}")
+        if self.repeats < 1:
+            raise ValueError(f"repeats = {self.repeats}: at least 1 is needed")
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked scenario; every part of it is known to work together."""
+
+    name: str
+    about: str
+    seed: int
+    repeats: int
+    routers: tuple[RouterEntry, ...]
+    fleet: Fleet
+    engine: EngineConfig
+    preset: Preset
+    preset_ref: str
+    workload_table: dict[str, Any]
+    load: Load
+    slo: dict[str, float]
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """The workload's table with every default, as `workloads.make_workload` takes it."""
+        return self.workload_table
+
+    def make_workload(self) -> Workload:
+        return make_workload(self.workload_table)
+
+    def resolved(self) -> dict[str, Any]:
+        """The scenario as plain data with every default filled in; `run.json` carries it."""
+        return {
+            "name": self.name,
+            "about": self.about,
+            "seed": self.seed,
+            "repeats": self.repeats,
+            "routers": [
+                {"name": r.name, "url": r.url}
+                if r.url
+                else {"name": r.name, "policy": r.policy or r.name, "options": r.options}
+                for r in self.routers
+            ],
+            "fleet": msgspec.to_builtins(self.fleet),
+            "engine": {"preset": self.preset_ref, **msgspec.to_builtins(self.engine)},
+            "workload": self.workload_table,
+            "load": msgspec.to_builtins(self.load),
+            "slo": dict(self.slo),
+        }
+
+
+def builtin_names() -> list[str]:
+    """Names of the scenarios that ship with the product, sorted."""
+    return sorted(entry.name[: -len(".toml")] for entry in BUILTIN.iterdir() if entry.name.endswith(".toml"))
+
+
+def scenario_text(name_or_path: str) -> tuple[str, str]:
+    """(text, where it came from). A built-in name wins unless the argument has a `/` or ends in `.toml`."""
+    if "/" not in name_or_path and not name_or_path.endswith(".toml"):
+        if name_or_path not in builtin_names():
+            raise UsageError(
+                f"no scenario named {name_or_path!r}: {choose_from(name_or_path, builtin_names())}; "
+                f"for a file of yours give its path, such as ./{name_or_path}.toml"
+            )
+        return (BUILTIN / f"{name_or_path}.toml").read_text("utf-8"), name_or_path
+    path = Path(name_or_path)
+    try:
+        return path.read_text("utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(
+            f"cannot read the scenario {path}: {why}; `routebench scenarios` lists the built-in ones"
+        ) from error
+
+
+def load_scenario(
+    name_or_path: str,
+    *,
+    overrides: Sequence[str] = (),
+    routers: Sequence[str] = (),
+    seed: int | None = None,
+    repeats: int | None = None,
+) -> Scenario:
+    """The scenario of a built-in name or a TOML file, with `key=value` overrides and a replaced router list.
+
+    Raises UsageError that names the key and the mend.
+    """
+    text, where = scenario_text(name_or_path)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where} is not valid TOML: {error}") from error
+    for override in overrides:
+        _apply_override(table, override)
+    if routers:
+        table["routers"] = list(routers)
+    if seed is not None:
+        table["seed"] = seed
+    if repeats is not None:
+        table["repeats"] = repeats
+    return check_scenario(table, where)
+
+
+def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
+    """Checks a scenario table as a whole. Raises UsageError."""
+    file = _convert(table, where)
+    entries = tuple(r if isinstance(r, RouterEntry) else RouterEntry(name=r) for r in _routers(file, where))
+    engine, preset, preset_ref = _engine(file.engine, where)
+    scenario = Scenario(
+        name=file.name,
+        about=file.about,
+        seed=file.seed,
+        repeats=file.repeats,
+        routers=entries,
+        fleet=file.fleet,
+        engine=engine,
+        preset=preset,
+        preset_ref=preset_ref,
+        workload_table=_workload(file.workload, where),
+        load=file.load,
+        slo=_slo(file.slo, where),
+    )
+    _check_together(scenario, where)
+    return scenario
+
+
+def _convert(table: Mapping[str, Any], where: str) -> _File:
+    try:
+        return msgspec.convert(dict(table), _File)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {_explain(str(error))}") from error
+
+
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.+?)`(?: - at `\$(?P<path>.*)`)?$")
+_PLACES: dict[str, type[msgspec.Struct]] = {"": _File, ".fleet": Fleet, ".load": Load, ".routers[...]": RouterEntry}
+
+
+def _explain(message: str) -> str:
+    """msgspec's message as one that names the key and the mend."""
+    unknown = _UNKNOWN.match(message)
+    if unknown:
+        place = unknown["path"] or ""
+        struct = _PLACES.get(place)
+        table = place.strip(".") or "the top level"
+        mend = choose_from(unknown["key"], struct.__struct_fields__) if struct else "remove it"
+        return f"unknown key {unknown['key']!r} in {table}: {mend}"
+    return message.replace(" - at `$.", " (key ").replace("`", "") + (")" if " - at `$." in message else "")
+
+
+def _routers(file: _File, where: str) -> Sequence[str | RouterEntry]:
+    if not file.routers:
+        raise UsageError(
+            f"{where}: routers is empty, so there is nothing to compare: "
+            'name at least one, such as routers = ["round-robin"]'
+        )
+    names = [r if isinstance(r, str) else r.name for r in file.routers]
+    twice = {n for n in names if names.count(n) > 1}
+    if twice:
+        raise UsageError(
+            f"{where}: router {sorted(twice)[0]!r} stands twice: names in one run are unique, so drop one "
+            'or give it another name with { name = "...", policy = "..." }'
+        )
+    return file.routers
+
+
+DEFAULT_PRESET = "llama-3.1-8b-h100"
+
+
+def _engine(table: dict[str, Any], where: str) -> tuple[EngineConfig, Preset, str]:
+    """(options, step costs, how the preset is named to a replica's process)."""
+    fields = dict(table)
+    ref = fields.pop("preset", DEFAULT_PRESET)
+    if not isinstance(ref, str):
+        raise UsageError(f"{where}: engine.preset = {ref!r}: give a preset's name or a path to a TOML file")
+    path, toml, name = ref.partition(".toml")
+    if toml:  # a replica runs in another folder
+        ref = f"{Path(path + toml).resolve()}{name}"
+    unknown = sorted(set(fields) - set(EngineConfig.__struct_fields__))
+    if unknown:
+        mend = choose_from(unknown[0], ("preset", *EngineConfig.__struct_fields__))
+        raise UsageError(f"{where}: unknown key {unknown[0]!r} in engine: {mend}")
+    try:
+        preset = load_preset(ref)
+        block_size = fields.get("block_size", DEFAULT_BLOCK_SIZE)
+        if isinstance(block_size, int) and block_size > 0:
+            fields.setdefault("num_gpu_blocks", preset.blocks_of(block_size))
+        return EngineConfig.from_mapping(fields), preset, ref
+    except MockEngineError as error:
+        raise UsageError(f"{where}: engine: {error}") from error
+
+
+def _workload(table: dict[str, Any], where: str) -> dict[str, Any]:
+    try:
+        return resolved(make_workload(table))
+    except WorkloadsError as error:
+        raise UsageError(f"{where}: workload: {error}") from error
+
+
+SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+def _slo(slo: dict[str, float], where: str) -> dict[str, float]:
+    for key, bound in slo.items():
+        if key not in SLO_KEYS:
+            raise UsageError(f"{where}: unknown key {key!r} in slo: {choose_from(key, SLO_KEYS)}")
+        if bound <= 0:
+            raise UsageError(f"{where}: slo.{key} = {bound}: a bound is a time above 0 ms")
+    return dict(slo)
+
+
+def _check_together(scenario: Scenario, where: str) -> None:
+    """What no single table can know."""
+    longest = 0
+    for session in scenario.make_workload().sessions(Streams(scenario.seed)):
+        tokens = sum(n for turn in session.turns for _, n in (*turn.input, turn.output))
+        longest = max(longest, tokens)
+    if longest > scenario.engine.max_model_len:
+        raise UsageError(
+            f"{where}: the longest session grows to {longest} tokens and engine.max_model_len is "
+            f"{scenario.engine.max_model_len}: raise it or shorten the sessions"
+        )
+    room = (scenario.engine.num_gpu_blocks - 1) * scenario.engine.block_size
+    if longest > room and not scenario.fleet.urls:
+        raise UsageError(
+            f"{where}: the longest session grows to {longest} tokens and a replica's cache holds {room} "
+            "(num_gpu_blocks less the null block, times block_size): raise engine.num_gpu_blocks "
+            "or shorten the sessions"
+        )
+    for entry in scenario.routers:
+        if not entry.url:
+            try:
+                entry.build(random.Random(0), scenario.engine.block_size)
+            except UsageError as error:
+                raise UsageError(f"{where}: {error}") from error
+
+
+def _apply_override(table: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise UsageError(f"--set {override!r}: write key=value, such as --set load.concurrency=8")
+    try:
+        parsed = tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    place = table
+    *parents, last = key.split(".")
+    for parent in parents:
+        below = place.setdefault(parent, {})
+        if not isinstance(below, dict):
+            raise UsageError(
+                f"--set {override!r}: {parent!r} is a value, not a table: name a key that has keys below it"
+            )
+        place = below
+    place[last] = parsed

@@ -1,0 +1,109 @@
+"""Starts the load generator as a real process against a scripted server, and reads what it left behind."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from harness.json_lines import read_json_lines
+from harness.load_plan import LoadPlan
+from harness.sse import ERROR_CLASSES
+from harness.tests.sse_server import serve
+from workloads import Streams, make_workload
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCUSTFILE = ROOT / "harness" / "locustfile.py"
+SMALL = {"kind": "multi-turn", "turns": 2, "first_input_tokens": 40, "input_tokens": 8, "output_tokens": 4}
+
+
+class Result:
+    """What a load process left behind."""
+
+    def __init__(self, rows_dir, code, output):
+        self.code, self.output = code, output
+        files = list(Path(rows_dir).glob("locust-*.jsonl"))
+        self.rows = read_json_lines(p for p in files if not p.name.endswith(".events.jsonl"))
+        self.events = read_json_lines(p for p in files if p.name.endswith(".events.jsonl"))
+        self.ends = [e for e in self.events if e["event"] == "end"]
+
+    def row(self, session, turn):
+        return next(r for r in self.rows if r["session"].startswith(session) and r["turn"] == turn)
+
+    def assert_accounted(self):
+        """issued = ok + error + incomplete + cancelled, in the account and in the rows, and no row twice."""
+        sent = [r for r in self.rows if r["sent_us"] is not None]
+        assert sum(e["issued"] for e in self.ends) == len(sent)
+        for status in ("ok", "error", "incomplete", "cancelled"):
+            assert sum(e[status] for e in self.ends) == sum(r["status"] == status for r in sent)
+        assert sum(e["not_sent"] for e in self.ends) == len(self.rows) - len(sent)
+        assert len({r["request_id"] for r in self.rows}) == len(self.rows)
+        assert {r["error_class"] for r in self.rows} - {None} <= set(ERROR_CLASSES)
+
+
+def command(tmp_path, url, plan, *extra):
+    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    return [
+        sys.executable,
+        "-m",
+        "locust",
+        "-f",
+        str(LOCUSTFILE),
+        "--headless",
+        "--host",
+        url,
+        "--users",
+        str(plan.concurrency),
+        "--spawn-rate",
+        str(plan.concurrency),
+        "--only-summary",
+        "--routebench-plan",
+        str(tmp_path / "plan.json"),
+        *extra,
+    ]
+
+
+def plan_for(tmp_path, workload, **fields):
+    return LoadPlan(
+        **{
+            "workload": workload,
+            "seed": 7,
+            "rows_dir": str(tmp_path / "rows"),
+            "concurrency": 3,
+            "epoch_ns": time.monotonic_ns(),
+            **fields,
+        }
+    )
+
+
+@contextmanager
+def started(tmp_path, arguments):
+    process = subprocess.Popen(
+        arguments,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def run(tmp_path, script, workload, *extra, **fields):
+    """A whole headless run; returns (what it left, requests that the server got)."""
+    plan = plan_for(tmp_path, workload, **fields)
+    with serve(script) as server, started(tmp_path, command(tmp_path, server.url, plan, *extra)) as process:
+        output, _ = process.communicate(timeout=60)
+        return Result(plan.rows_dir, process.returncode, output), server.requests
+
+
+def drawn(workload, seed=7):
+    return list(make_workload(workload).sessions(Streams(seed)))

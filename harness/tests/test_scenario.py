@@ -1,0 +1,129 @@
+"""Scenarios: every built-in one is sound, and every wrong one says which key and what to do."""
+
+import pytest
+
+from harness.errors import UsageError
+from harness.scenario import builtin_names, check_scenario, load_scenario
+
+GOOD = {
+    "name": "t",
+    "routers": ["round-robin"],
+    "engine": {"preset": "llama-3.1-8b-h100"},
+    "workload": {"kind": "multi-turn", "sessions": 2, "turns": 2},
+}
+
+
+def refused(table: dict) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_scenario(table, "file.toml")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("file.toml")
+    return message
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_every_built_in_scenario_is_sound_and_says_what_it_is_about(name):
+    scenario = load_scenario(name)
+    assert scenario.name == name
+    assert scenario.about
+
+
+@pytest.mark.parametrize("name", builtin_names())
+def test_a_resolved_scenario_is_itself_a_scenario(name):
+    scenario = load_scenario(name)
+    assert check_scenario(scenario.resolved(), "again").resolved() == scenario.resolved()
+
+
+def test_an_unknown_key_is_named_with_its_nearest_neighbour():
+    assert "'concurency' in load: did you mean 'concurrency'?" in refused({**GOOD, "load": {"concurency": 3}})
+    assert "'routerz' in the top level: did you mean 'routers'?" in refused({**GOOD, "routerz": []})
+    assert "'blocksize' in engine: did you mean 'block_size'?" in refused({**GOOD, "engine": {"blocksize": 16}})
+    assert "'session' in workload" in refused({**GOOD, "workload": {"kind": "multi-turn", "session": 3}}).replace(
+        "key ", ""
+    )
+
+
+def test_a_wrong_type_is_named_with_its_key():
+    message = refused({**GOOD, "load": {"concurrency": "many"}})
+    assert "load.concurrency" in message
+    assert "int" in message
+
+
+def test_a_value_that_cannot_work_says_why():
+    assert "at least 1 session slot" in refused({**GOOD, "load": {"concurrency": 0}})
+    assert "at least 1 replica" in refused({**GOOD, "fleet": {"replicas": 0}})
+    assert "seed = -1" in refused({**GOOD, "seed": -1})
+    assert "above 0 ms" in refused({**GOOD, "slo": {"ttft_ms": 0}})
+    assert "did you mean 'ttft_ms'" in refused({**GOOD, "slo": {"ttft": 100}})
+
+
+def test_an_unknown_router_lists_the_choices():
+    message = refused({**GOOD, "routers": ["round-robbin"]})
+    assert "round-robbin" in message
+    assert "round-robin" in message
+    assert "dynamo-kv" in message
+
+
+def test_an_unknown_option_of_a_router_lists_its_options():
+    message = refused({**GOOD, "routers": [{"name": "d", "policy": "dynamo-kv", "options": {"temprature": 1}}]})
+    assert "temperature" in message
+
+
+def test_a_router_named_twice_is_refused():
+    assert "stands twice" in refused({**GOOD, "routers": ["random", "random"]})
+
+
+def test_no_router_is_refused():
+    assert "routers is empty" in refused({**GOOD, "routers": []})
+
+
+def test_a_router_with_url_and_policy_is_refused():
+    assert "both url and policy" in refused({**GOOD, "routers": [{"name": "x", "url": "http://a", "policy": "random"}]})
+
+
+def test_a_session_longer_than_a_replicas_cache_is_refused_before_anything_starts():
+    message = refused({**GOOD, "engine": {"preset": "llama-3.1-8b-h100", "num_gpu_blocks": 4}})
+    assert "num_gpu_blocks" in message
+
+
+def test_an_unknown_preset_lists_the_presets():
+    message = refused({**GOOD, "engine": {"preset": "llama-9"}})
+    assert "llama-3.1-8b-h100" in message
+
+
+def test_overrides_reach_any_key_and_are_checked_like_the_file():
+    scenario = load_scenario(
+        "quickstart", overrides=["load.concurrency=3", "workload.sessions = 5", "engine.num_gpu_blocks=2000"]
+    )
+    assert scenario.load.concurrency == 3
+    assert scenario.workload["sessions"] == 5
+    assert scenario.engine.num_gpu_blocks == 2000
+    with pytest.raises(UsageError, match="key=value"):
+        load_scenario("quickstart", overrides=["load.concurrency"])
+    with pytest.raises(UsageError, match="did you mean 'concurrency'"):
+        load_scenario("quickstart", overrides=["load.concurrenzy=3"])
+    with pytest.raises(UsageError, match="'name' is a value"):
+        load_scenario("quickstart", overrides=["name.x=3"])
+
+
+def test_an_unknown_scenario_lists_the_built_in_ones_and_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(UsageError, match="did you mean 'quickstart'"):
+        load_scenario("quikstart")
+    with pytest.raises(UsageError, match="No such file"):
+        load_scenario(str(tmp_path / "none.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    with pytest.raises(UsageError, match="not valid TOML"):
+        load_scenario(str(broken))
+    broken.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        load_scenario(str(broken))
+
+
+def test_block_count_follows_the_preset_unless_given():
+    from mock_engine import load_preset
+
+    assert check_scenario(GOOD, "f").engine.num_gpu_blocks == load_preset("llama-3.1-8b-h100").num_gpu_blocks
+    wider = check_scenario({**GOOD, "engine": {"preset": "llama-3.1-8b-h100", "block_size": 32}}, "f")
+    assert wider.engine.num_gpu_blocks == load_preset("llama-3.1-8b-h100").num_gpu_blocks // 2
