@@ -23,6 +23,7 @@ from harness.arm import Arm, ArmRows, arms_of
 from harness.census import census
 from harness.environment import environment
 from harness.errors import UsageError
+from harness.expect import judge
 from harness.live import Interrupted, run_live_arm
 from harness.progress import Reporter, reporter
 from harness.scenario import Scenario
@@ -30,7 +31,7 @@ from harness.sim import Simulation
 from reports import HealthFacts, RunResult, finish_run, mode_comparison, start_run, terminal_table
 
 Mode = Literal["live", "sim"]
-EXIT_OK, EXIT_INVALID, EXIT_INTERRUPTED = 0, 3, 130
+EXIT_OK, EXIT_UNEXPECTED, EXIT_INVALID, EXIT_INTERRUPTED = 0, 1, 3, 130
 """Exit codes of `routebench run`; 2 is usage or start failure, raised as an error."""
 
 
@@ -58,6 +59,14 @@ def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: boo
         if len(results) == 2:
             say.print(mode_comparison(*results))
         say.print(f"files: {folder}" + ("" if mode == "both" else f"  (open {folder / 'report.html'})"))
+    findings = [
+        finding
+        for outcome in outcomes
+        if outcome.result.status == "complete"
+        for finding in judge(scenario.expect, outcome.result.routers)
+    ]
+    for finding in findings:
+        print(finding, file=sys.stderr if as_json else sys.stdout)
     for lost in (lost for outcome in outcomes for lost in outcome.lost):
         print(
             f"error: {lost}; the run stopped there and what was measured is kept in {folder}: run it again",
@@ -66,7 +75,9 @@ def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: boo
     if any(outcome.interrupted for outcome in outcomes):
         print(f"interrupted: what was measured is kept in {folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return EXIT_INVALID if any(result.health["verdict"] == "invalid" for result in results) else EXIT_OK
+    if any(result.health["verdict"] == "invalid" for result in results):
+        return EXIT_INVALID
+    return EXIT_OK if all(finding.met for finding in findings) else EXIT_UNEXPECTED
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.errors import UsageError, choose_from
+from harness.expect import Expectation
 from mock_engine import DEFAULT_BLOCK_SIZE, EngineConfig, MockEngineError, Preset, load_preset
 from routers import Policy, RoutersError, make_policy
 from workloads import Streams, Workload, WorkloadsError, make_workload, resolved
@@ -120,6 +121,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     engine: dict[str, Any] = {}
     load: Load = Load()
     slo: dict[str, float] = {}
+    expect: tuple[Expectation, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**31:
@@ -143,6 +145,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     workload_table: dict[str, Any]
     load: Load
     slo: dict[str, float]
+    expect: tuple[Expectation, ...] = ()
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -170,6 +173,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             "workload": self.workload_table,
             "load": msgspec.to_builtins(self.load),
             "slo": dict(self.slo),
+            "expect": [
+                {key: value for key, value in msgspec.to_builtins(e).items() if value not in (None, [], ())}
+                for e in self.expect
+            ],
         }
 
 
@@ -218,6 +225,7 @@ def load_scenario(
         _apply_override(table, override)
     if routers:
         table["routers"] = list(routers)
+        table.pop("expect", None)  # what was expected is about the scenario's own routers
     if seed is not None:
         table["seed"] = seed
     if repeats is not None:
@@ -243,6 +251,7 @@ def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
         workload_table=_workload(file.workload, where),
         load=file.load,
         slo=_slo(file.slo, where),
+        expect=file.expect,
     )
     _check_together(scenario, where)
     return scenario
@@ -256,7 +265,13 @@ def _convert(table: Mapping[str, Any], where: str) -> _File:
 
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.+?)`(?: - at `\$(?P<path>.*)`)?$")
-_PLACES: dict[str, type[msgspec.Struct]] = {"": _File, ".fleet": Fleet, ".load": Load, ".routers[...]": RouterEntry}
+_PLACES: dict[str, type[msgspec.Struct]] = {
+    "": _File,
+    ".fleet": Fleet,
+    ".load": Load,
+    ".routers[...]": RouterEntry,
+    ".expect[...]": Expectation,
+}
 
 
 def _explain(message: str) -> str:
@@ -350,6 +365,12 @@ def _check_together(scenario: Scenario, where: str) -> None:
             "(num_gpu_blocks less the null block, times block_size): raise engine.num_gpu_blocks "
             "or shorten the sessions"
         )
+    for expectation in scenario.expect:
+        for name in sorted(expectation.names() - {entry.name for entry in scenario.routers}):
+            raise UsageError(
+                f"{where}: the expectation {expectation.that!r} speaks of router {name!r}, which does not run here: "
+                f"choose one of {', '.join(entry.name for entry in scenario.routers)}"
+            )
     for entry in scenario.routers:
         if not entry.url:
             try:
