@@ -3,6 +3,7 @@
 HarnessError                 base; a command prints its message as one line and exits with `exit_code`
 ├── UsageError        (2)    a scenario, option or name that cannot work, found before anything starts
 ├── StartError        (2)    a process that did not come up, or a served one that went away
+├── OutputError       (2)    results that could not be written; what was written before stays
 └── ProcessLost       (3)    a process that ended while it was needed; the data until then are kept
 """
 
@@ -24,6 +25,10 @@ class UsageError(HarnessError):
 
 class StartError(HarnessError):
     """A child process is not there; everything started before it has been stopped."""
+
+
+class OutputError(HarnessError):
+    """The results folder cannot take what was measured."""
 
 
 class ProcessLost(HarnessError):

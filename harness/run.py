@@ -22,7 +22,7 @@ from rich.console import Console
 from harness.arm import Arm, ArmRows, arms_of
 from harness.census import census
 from harness.environment import environment
-from harness.errors import UsageError
+from harness.errors import OutputError, UsageError
 from harness.expect import judge
 from harness.live import Interrupted, run_live_arm
 from harness.progress import Reporter, reporter
@@ -128,7 +128,13 @@ def run_mode(scenario: Scenario, mode: Mode, folder: Path, *, quiet: bool = True
         header["status"] = "complete" if complete else "partial"
         if mode == "live":
             header["environment"]["cpu_s"] = {arm.label: rows.facts["cpu_s"] for arm, rows in done}
-        result = write_results(scenario, folder, header, done)
+        try:
+            result = write_results(scenario, folder, header, done)
+        except OSError as error:
+            raise OutputError(
+                f"the results could not be written to {folder}: {error.strerror or error}; make room or name another "
+                f"folder with --out; what the processes wrote themselves is in {folder / 'logs'}"
+            ) from error
     return Outcome(result, interrupted, lost)
 
 
