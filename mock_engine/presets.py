@@ -14,7 +14,7 @@ from mock_engine.cost_model import StepCost
 from mock_engine.errors import ConfigError
 
 _FILE = "presets.toml"
-_BLOCK = 16  # tokens, of `kv_blocks_16`
+BLOCK_TOKENS = 16  # of `kv_blocks_16`
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def blocks_of(self, block_size: int) -> int:
         """Blocks of this size that the same KV memory holds, null block included."""
-        return self.kv_blocks_16 * _BLOCK // block_size
+        return self.kv_blocks_16 * BLOCK_TOKENS // block_size
 
 
 def preset_names() -> list[str]:
@@ -115,6 +115,27 @@ def load_preset(name_or_path: str | Path) -> Preset:
     if wanted not in presets:
         raise ConfigError(f"{path} holds {', '.join(sorted(presets))}: choose one as {path}:NAME")
     return presets[wanted]
+
+
+def preset_toml(preset: Preset) -> str:
+    """The preset as a `[[preset]]` table, in the form and order of presets.toml; absent evidence is left out."""
+    lines = ["[[preset]]"]
+    for name in Preset.__struct_fields__:
+        value = getattr(preset, name)
+        if name == "evidence" or (name in ("experts", "top_k") and not preset.experts):
+            continue
+        lines.append(f"{name} = {_toml(value)}")
+    evidence = {name: value for name, value in msgspec.structs.asdict(preset.evidence).items() if value is not None}
+    if evidence != {"measured_rows": 0}:
+        lines.append("[preset.evidence]")
+        lines += [f"{name} = {_toml(value)}" for name, value in evidence.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | float) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return repr(int(value)) if value == int(value) else format(value, "f").rstrip("0")
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

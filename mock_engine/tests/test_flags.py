@@ -1,0 +1,92 @@
+"""Flags become options: vLLM's names, one home for each default, and the mend for what cannot work."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mock_engine import ConfigError, EngineConfig, load_preset
+from mock_engine.flags import parse_flags
+from mock_engine.options import DEFAULT_PRESET
+
+
+def test_without_flags_the_engine_has_its_own_defaults_and_the_presets_blocks() -> None:
+    options, config = parse_flags([], {})
+    assert config == EngineConfig(num_gpu_blocks=load_preset(DEFAULT_PRESET).num_gpu_blocks)
+    assert (options.port, options.kv_events.enable_kv_cache_events) == (8000, False)
+
+
+def test_a_larger_block_size_leaves_the_same_memory_in_fewer_blocks() -> None:
+    _, config = parse_flags(["--block-size", "32"], {})
+    assert config.num_gpu_blocks == load_preset(DEFAULT_PRESET).num_gpu_blocks // 2
+    _, config = parse_flags(["--block-size", "32", "--num-gpu-blocks-override", "77"], {})
+    assert config.num_gpu_blocks == 77
+
+
+def test_batch_limits_bound_each_other_as_in_vllm() -> None:
+    _, config = parse_flags(["--max-model-len", "100", "--max-num-seqs", "4", "--max-num-batched-tokens", "8192"], {})
+    assert config.max_num_batched_tokens == 400
+    _, config = parse_flags(["--max-num-batched-tokens", "64"], {})
+    assert config.max_num_seqs == 64
+
+
+@pytest.mark.parametrize(("text", "number"), [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("77", 77)])
+def test_counts_may_have_suffixes(text: str, number: int) -> None:
+    assert parse_flags(["--max-model-len", text], {})[1].max_model_len == number
+
+
+def test_switches_have_a_no_form_where_vllm_has_one() -> None:
+    _, config = parse_flags(["--no-enable-prefix-caching", "--no-enable-chunked-prefill"], {})
+    assert not config.enable_prefix_caching
+    assert not config.enable_chunked_prefill
+
+
+def test_the_publisher_is_zmq_once_events_are_enabled() -> None:
+    options, _ = parse_flags(["--kv-events-config", json.dumps({"enable_kv_cache_events": True})], {})
+    assert (options.kv_events.publisher, options.kv_events.endpoint) == ("zmq", "tcp://*:5557")
+    assert (options.kv_events.buffer_steps, options.kv_events.hwm) == (10_000, 100_000)
+
+
+def test_the_environment_opens_what_it_opens_in_vllm() -> None:
+    env = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+        "VLLM_API_KEY": "k",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        "PYTHONHASHSEED": "0",
+    }
+    options, _ = parse_flags([], env)
+    assert options.dev_mode
+    assert options.allow_runtime_lora
+    assert options.api_keys == ("k",)
+    assert not options.int_block_hashes
+    assert options.hash_seed == "0"
+    closed, _ = parse_flags([], {})
+    assert (closed.dev_mode, closed.allow_runtime_lora, closed.api_keys, closed.hash_seed) == (False, False, (), None)
+    assert closed.int_block_hashes
+
+
+def test_adapters_are_named_in_either_form() -> None:
+    flags = ["--lora-modules", "a=/x", '{"name": "b", "path": "/y"}']
+    assert parse_flags(flags, {})[0].lora_modules == (("a", "/x"), ("b", "/y"))
+
+
+def test_flags_that_only_vllm_needs_are_accepted() -> None:
+    parse_flags(["some/model", "--dtype", "bfloat16", "--trust-remote-code", "-tp", "2", "--no-async-scheduling"], {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "mend"),
+    [
+        (["--stream-interval", "0"], "--stream-interval 0: give at least 1"),
+        (["--mock-speedup", "0"], "--mock-speedup"),
+        (["--mock-jitter", "1"], "--mock-jitter"),
+        (["--max-model-len", "lots"], "--max-model-len"),
+        (["--kv-events-config", '{"publisher": "kafka"}'], "zmq or null"),
+        (["--mock-pres", "x"], "--help"),
+    ],
+)
+def test_what_cannot_work_is_named_with_its_mend(flags: list[str], mend: str) -> None:
+    with pytest.raises(ConfigError, match=mend):
+        parse_flags(flags, {})
