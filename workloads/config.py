@@ -12,15 +12,27 @@ from typing import Any
 
 import msgspec
 
+from workloads.agentic import AgenticCoding
+from workloads.bursts import GroupBurst, Waves
 from workloads.distributions import Distributions
 from workloads.errors import WorkloadConfigError, choose_from
 from workloads.multi_turn import MultiTurn
+from workloads.rag import Rag
 from workloads.rollouts import RlRollout
-from workloads.sessions import Workload
+from workloads.shared_prefix import SharedPrefix, UniformUnique
+from workloads.table import WorkloadTable
+from workloads.traces.workload import Trace
 
-WORKLOADS: dict[str, type[MultiTurn] | type[RlRollout]] = {
+WORKLOADS: dict[str, type[WorkloadTable]] = {
+    "agentic-coding": AgenticCoding,
+    "group-burst": GroupBurst,
     "multi-turn": MultiTurn,
+    "rag": Rag,
     "rl-rollout": RlRollout,
+    "shared-prefix": SharedPrefix,
+    "trace": Trace,
+    "uniform-unique": UniformUnique,
+    "waves": Waves,
 }
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.+?)`(?: - at `\$\.?(?P<path>.*)`)?$")
@@ -28,7 +40,7 @@ _MISSING = re.compile(r"Object missing required field `(?P<key>.+?)`(?: - at `\$
 _OTHER = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
-def make_workload(config: Mapping[str, Any]) -> Workload:
+def make_workload(config: Mapping[str, Any]) -> WorkloadTable:
     """The workload of a table as TOML gives it. Raises WorkloadConfigError."""
     table = dict(config)
     kind = table.pop("kind", None)
@@ -38,12 +50,27 @@ def make_workload(config: Mapping[str, Any]) -> Workload:
         raise WorkloadConfigError(f"no workload of kind {kind!r}: {choose_from(str(kind), WORKLOADS)}")
     struct = WORKLOADS[kind]
     try:
+        table = struct.prepare(_unaliased(table, struct))
+    except ValueError as error:
+        raise WorkloadConfigError(str(error)) from error
+    try:
         return msgspec.convert(table, struct)
     except msgspec.ValidationError as error:
         raise WorkloadConfigError(_explain(str(error), kind, table)) from error
 
 
-def resolved(workload: Workload) -> dict[str, Any]:
+def _unaliased(table: dict[str, Any], struct: type[WorkloadTable]) -> dict[str, Any]:
+    """The table under our names. Raises ValueError when one number is given under two names."""
+    renamed: dict[str, Any] = {}
+    for key, value in table.items():
+        name = struct.aliases.get(key, key)
+        if name in renamed or (name != key and name in table):
+            raise ValueError(f"{key} is another name for {name}, and both are given: keep {name}")
+        renamed[name] = value
+    return renamed
+
+
+def resolved(workload: WorkloadTable) -> dict[str, Any]:
     """The table of a workload with every default; `make_workload` of it gives an equal workload."""
     table: dict[str, Any] = {"kind": workload.kind}
     for key, value in msgspec.to_builtins(workload).items():

@@ -2,6 +2,7 @@
 
 WorkloadsError               base; its message says what was found, why it cannot work and what to change
 ├── WorkloadConfigError      a key, type or combination in a `[workload]` table that cannot work
+├── TraceError               a trace that cannot be read; the message begins with file and line
 └── SpanError                a span or a range of its tokens that does not exist
 """
 
@@ -17,6 +18,13 @@ class WorkloadsError(Exception):
 
 class WorkloadConfigError(WorkloadsError):
     """The table cannot become a workload; nothing was drawn."""
+
+
+class TraceError(WorkloadsError):
+    """A file or a row of it that cannot become requests; sessions yielded before it stand."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}")
 
 
 class SpanError(WorkloadsError):

@@ -7,7 +7,7 @@ that different sessions have in common.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -16,13 +16,18 @@ from workloads.distributions import Length, Pause, check_length, check_pause, le
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
+from workloads.table import WorkloadTable
 
 
-class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MultiTurn(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a `[workload]` table with `kind = "multi-turn"`; every number may also be a distribution."""
 
     kind: ClassVar[str] = "multi-turn"
-    barrier: ClassVar[bool] = False
+    aliases: ClassVar[Mapping[str, str]] = {
+        "conversation_num": "sessions",
+        "num_users": "sessions",
+        "num_rounds": "turns",
+    }
 
     session_count: int = msgspec.field(default=64, name="sessions")
     """Conversations in all."""
@@ -57,7 +62,7 @@ class MultiTurn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_length("output_tokens", self.output_tokens, 1)
         check_pause("think_time_ms", self.think_time_ms)
 
-    def sessions(self, streams: Streams) -> Iterator[Session]:
+    def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids, groups = streams["workloads.spans"], streams["workloads.session_ids"], streams["workloads.groups"]
         turns = length_sampler(self.turns, streams["workloads.turns"], 1)
         first = length_sampler(self.first_input_tokens, streams["workloads.first_input_tokens"], 1)

@@ -4,22 +4,22 @@ The defaults are the shape of the straggler experiment: eight rollouts a step, t
 input, 1,024 generated a turn, and two stragglers a step whose last turn generates 8,192. Steps stream into each
 other (asynchronous RL) unless `barrier` holds each back until the step before has ended. With
 `samples_per_prompt = n`, n rollouts of a step are sampled from the same first input, as group-based RL does.
+Heavy tails come through distributions, such as `output_tokens = { dist = "lognormal", mean = 1024, sigma = 1 }`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
-
-import msgspec
+from typing import Any, ClassVar
 
 from workloads.distributions import Length, Pause, check_length, check_pause, length_sampler, pause_sampler_us
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
+from workloads.table import WorkloadTable, at_least
 
 
-class RlRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a `[workload]` table with `kind = "rl-rollout"`; lengths may also be distributions."""
 
     kind: ClassVar[str] = "rl-rollout"
@@ -41,11 +41,26 @@ class RlRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     straggler_last_output_tokens: Length = 8192
     barrier: bool = False
     """True: a step starts when all rollouts of the step before have ended."""
+    weight_sync_every_steps: int = 0
+    """New weights after every so many steps, and none after the last; 0: never. See `syncs_after_step`."""
+
+    @classmethod
+    def prepare(cls, table: dict[str, Any]) -> dict[str, Any]:
+        """`groups = g` stands for g prompts a step, each sampled `samples_per_prompt` times."""
+        if "groups" not in table:
+            return table
+        groups, samples = table.pop("groups"), table.get("samples_per_prompt", 1)
+        if "rollouts_per_step" in table:
+            raise ValueError("groups and rollouts_per_step both say how many rollouts a step has: drop one of them")
+        for name, value in (("groups", groups), ("samples_per_prompt", samples)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} = {value!r}: give a whole number, at least 1")
+        return table | {"rollouts_per_step": groups * samples}
 
     def __post_init__(self) -> None:
         for name in ("steps", "rollouts_per_step", "samples_per_prompt"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}: at least 1 is needed")
+            at_least(name, getattr(self, name), 1)
+        at_least("weight_sync_every_steps", self.weight_sync_every_steps, 0)
         if self.rollouts_per_step % self.samples_per_prompt:
             raise ValueError(
                 f"samples_per_prompt = {self.samples_per_prompt} does not divide rollouts_per_step = "
@@ -67,7 +82,11 @@ class RlRollout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def session_count(self) -> int:
         return self.steps * self.rollouts_per_step
 
-    def sessions(self, streams: Streams) -> Iterator[Session]:
+    def syncs_after_step(self, step: int) -> bool:
+        every = self.weight_sync_every_steps
+        return every > 0 and (step + 1) % every == 0 and step + 1 < self.steps
+
+    def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids = streams["workloads.spans"], streams["workloads.session_ids"]
         turns = length_sampler(self.turns, streams["workloads.turns"], 1)
         first = length_sampler(self.first_input_tokens, streams["workloads.first_input_tokens"], 1)

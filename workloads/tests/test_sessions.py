@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,7 +40,66 @@ rl_rollout = st.fixed_dictionaries(
         "barrier": st.booleans(),
     }
 )
-workloads = st.one_of(multi_turn, rl_rollout)
+small = st.integers(1, 5)
+shared_prefix = st.fixed_dictionaries(
+    {
+        "kind": st.just("shared-prefix"),
+        "num_groups": small,
+        "num_prompts_per_group": small,
+        "system_prompt_len": lengths,
+        "question_len": st.one_of(st.just(0), lengths),
+        "output_len": lengths,
+        "shared_fraction": st.floats(0, 1),
+    }
+)
+rag = st.fixed_dictionaries(
+    {
+        "kind": st.just("rag"),
+        "requests": small,
+        "corpus_chunks": st.integers(5, 9),
+        "chunk_tokens": lengths,
+        "chunks_per_request": small,
+        "popularity": st.floats(0, 5),
+        "chunk_order": st.sampled_from(["drawn", "ranked"]),
+        "system_prompt_tokens": st.integers(0, 20),
+    }
+)
+agentic = st.fixed_dictionaries(
+    {
+        "kind": st.just("agentic-coding"),
+        "sessions": small,
+        "turns": st.integers(1, 6),
+        "system_prompt_tokens": st.integers(0, 60),
+        "subagents": st.integers(0, 4),
+        "subagent_turns": st.integers(1, 4),
+        "subagent_prefix": st.sampled_from(["system", "context"]),
+        "max_context_tokens": st.sampled_from([20_000, 120_000]),
+        "output_tokens": lengths,
+    }
+)
+together = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("waves"),
+            "waves": small,
+            "wave_size": small,
+            "every_ms": st.sampled_from([0.0, 5.5]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("group-burst"),
+            "bursts": small,
+            "burst_size": small,
+            "every_ms": st.sampled_from([0.0, 50.0]),
+            "prompt_tokens": lengths,
+        }
+    ),
+    st.fixed_dictionaries(
+        {"kind": st.just("uniform-unique"), "requests": small, "input_tokens": lengths, "output_tokens": lengths}
+    ),
+)
+workloads = st.one_of(multi_turn, rl_rollout, shared_prefix, rag, agentic, together)
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -80,6 +141,34 @@ def test_every_session_can_be_sent(table, seed):
             assert turn.think_us >= 0
             assert all(tokens >= 1 for _, tokens in prompt)
             assert all(0 <= span_id < 2**63 for span_id, _ in (*prompt, turn.output))
+
+
+@given(workloads, seeds)
+@settings(deadline=None, max_examples=40)
+def test_sessions_come_by_their_instants_and_wait_for_what_comes(table, seed):
+    sessions = drawn(table, seed)
+    starts = [s.start_us for s in sessions if s.start_us is not None]
+    assert starts == sorted(starts)
+    names = [s.session_id for s in sessions] + [t.name for s in sessions for t in s.turns if t.name]
+    assert len(set(names)) == len(names)
+    for session in sessions:
+        assert set(session.after) <= set(names)
+        for turn in session.turns:
+            assert set(turn.after) <= set(names)
+
+
+@given(workloads, seeds)
+@settings(deadline=None, max_examples=40)
+def test_a_timestamp_in_front_leaves_everything_else_and_nothing_to_share(table, seed):
+    plain, stamped = drawn(table, seed), drawn(table | {"timestamp_prefix": True}, seed)
+    fronts = [turn.front for session in stamped for turn in session.turns]
+    assert len({span_id for span_id, _ in fronts}) == len(fronts)
+    assert all(tokens == 1 for _, tokens in fronts)
+    for a, b in zip(plain, stamped, strict=True):
+        assert a == replace(b, turns=tuple(replace(turn, front=None) for turn in b.turns))
+        for turn, prompt in b.prompts():
+            assert prompt == (turn.front, *a.prompt(turn.index)) == b.prompt(turn.index)
+        assert b.total_tokens == a.total_tokens + 1
 
 
 @given(workloads, seeds)

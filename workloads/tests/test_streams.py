@@ -34,11 +34,15 @@ def test_known_draws_of_a_known_seed():
 
 
 PROGRAM = """
-from workloads import Streams, make_workload, token_ids
-for kind in ("multi-turn", "rl-rollout"):
-    table = {"kind": kind, "turns": {"dist": "geometric", "mean": 3}}
-    table["output_tokens"] = {"dist": "lognormal", "mean": 90, "sigma": 1}
-    table.update({"sessions": 5, "shared_system_prompts": 2} if kind == "multi-turn" else {"steps": 2})
+from pathlib import Path
+from workloads import WORKLOADS, Streams, make_workload, token_ids
+tables = [{"kind": kind, "timestamp_prefix": True} for kind in sorted(WORKLOADS) if kind != "trace"]
+tables += [
+    {"kind": "multi-turn", "turns": {"dist": "geometric", "mean": 3}, "sessions": 5, "shared_system_prompts": 2},
+    {"kind": "rl-rollout", "output_tokens": {"dist": "lognormal", "mean": 90, "sigma": 1}, "steps": 2},
+]
+tables += [{"kind": "trace", "path": str(p)} for p in sorted(Path("workloads/tests/data").iterdir())]
+for table in tables:
     for session in make_workload(table).sessions(Streams(7)):
         print(session, token_ids(*session.turns[0].output[:1], 0, 3).tolist())
 """

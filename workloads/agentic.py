@@ -1,0 +1,178 @@
+"""The workload `agentic-coding`: long contexts that grow by tool results, and sub-agents that start from a prefix.
+
+A session resends everything every turn. A sub-agent is a session of its own: it starts when the turn that called it
+was answered, and the caller's next turn waits for its end (`Turn.after`). It begins either with the prefix that all
+sub-agents share, as recorded coding agents do, or with its caller's whole context (`subagent_prefix = "context"`).
+
+The default shape is that of the published example of callanjfox/agentic-coding-analysis: one prompt that became 92
+requests, a main agent and four sub-agents. Figures marked [S] stand in its examples/visualizations/combined_stats.txt,
+those marked [T] in its docs/TRACE_FORMAT.md; a lognormal spread is 2 ln(mean / median), square root.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import msgspec
+
+from workloads.distributions import (
+    Geometric,
+    Length,
+    LogNormal,
+    Pause,
+    check_length,
+    check_pause,
+    length_sampler,
+    pause_sampler_us,
+)
+from workloads.sessions import Session, Turn
+from workloads.spans import SPAN_ID_BITS, Span
+from workloads.streams import Streams
+from workloads.table import WorkloadTable, at_least, share
+
+
+class AgenticCoding(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a `[workload]` table with `kind = "agentic-coding"`."""
+
+    kind: ClassVar[str] = "agentic-coding"
+
+    task_count: int = msgspec.field(default=8, name="sessions")
+    """Main agents; sub-agents come on top."""
+    turns: Length = 16
+    """Requests of a main agent; 16 in the example's validation output (README)."""
+    system_prompt_tokens: int = 15_307
+    """Tools and system prompt, the same for all main agents: 11,880 + 3,427 [T]."""
+    first_input_tokens: Length = 3_798
+    """The task itself: the first request of the format's example has 19,105 tokens [T], less tools and system."""
+    tool_result_tokens: Length = LogNormal(mean=4_148, sigma=1.16, max=21_466)
+    """What each further request adds. Contexts grow by 4,553 tokens a turn (median 2,325, maximum 21,466) [S], of
+    which 405 are the answer."""
+    output_tokens: Length = LogNormal(mean=405, sigma=1.0)
+    """74,611 tokens over 184 requests [S]; their spread is not published, 1.0 is our choice."""
+    tool_time_ms: Pause = LogNormal(mean=4_600, sigma=1.75, max=10_000)
+    """Time between requests: mean 4.6 s, median 1.0 s [S], with AgentX's cap of 10 s on idle gaps."""
+    subagents: int = 4
+    """Sub-agents a main agent calls in all, at turns that are drawn; 4 in the example (README)."""
+    subagent_turns: Length = Geometric(mean=19)
+    """(92 - 16) / 4 requests each (README)."""
+    subagent_prefix: Literal["system", "context"] = "system"
+    subagent_system_prompt_tokens: int = 8_540
+    """With "system": 7,810 + 730 tokens that all sub-agents share [T]."""
+    subagent_input_tokens: Length = 1_429
+    """The sub-agent's order: its first request has 9,969 tokens [T], less tools and system."""
+    parallel_share: float = 0.5
+    """Chance that a sub-agent is called by the same turn as the one before; then both run at once."""
+    max_context_tokens: int = 120_000
+    """A session ends before a request that would be longer with its answer."""
+
+    def __post_init__(self) -> None:
+        at_least("sessions", self.task_count, 1)
+        at_least("system_prompt_tokens", self.system_prompt_tokens, 0)
+        at_least("subagent_system_prompt_tokens", self.subagent_system_prompt_tokens, 0)
+        check_length("turns", self.turns, 1)
+        check_length("first_input_tokens", self.first_input_tokens, 1)
+        check_length("tool_result_tokens", self.tool_result_tokens, 1)
+        check_length("output_tokens", self.output_tokens, 1)
+        check_pause("tool_time_ms", self.tool_time_ms)
+        at_least("subagents", self.subagents, 0)
+        check_length("subagent_turns", self.subagent_turns, 1)
+        check_length("subagent_input_tokens", self.subagent_input_tokens, 1)
+        share("parallel_share", self.parallel_share)
+        at_least("max_context_tokens", self.max_context_tokens, 2)
+
+    @property
+    def session_count(self) -> int:
+        return self.task_count * (1 + self.subagents)
+
+    def draw(self, streams: Streams) -> Iterator[Session]:
+        prompts = streams["workloads.system_prompts"]
+        systems: list[tuple[Span, ...]] = []
+        for tokens in (self.system_prompt_tokens, self.subagent_system_prompt_tokens):
+            span = (prompts.getrandbits(SPAN_ID_BITS), tokens)
+            systems.append((span,) if tokens else ())
+        agents = _Agents(self, streams)
+        for number in range(self.task_count):
+            yield from agents.task(number, systems[0], systems[1])
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A session while its turns are being drawn."""
+
+    session_id: str
+    turns: list[Turn] = field(default_factory=list)
+    tokens: int = 0
+
+    def add(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        self.tokens += sum(tokens for _, tokens in turn.input) + turn.output[1]
+
+    def context(self, index: int) -> tuple[Span, ...]:
+        """Everything said and answered up to the end of a turn."""
+        return tuple(span for turn in self.turns[: index + 1] for span in (*turn.input, turn.output))
+
+
+class _Agents:
+    """The samplers, and the shape of a task."""
+
+    def __init__(self, table: AgenticCoding, streams: Streams) -> None:
+        self._table = table
+        self._spans, self._ids = streams["workloads.spans"], streams["workloads.session_ids"]
+        self._calls = streams["workloads.subagent_calls"]
+        self._turns = length_sampler(table.turns, streams["workloads.turns"], 1)
+        self._first = length_sampler(table.first_input_tokens, streams["workloads.first_input_tokens"], 1)
+        self._result = length_sampler(table.tool_result_tokens, streams["workloads.tool_result_tokens"], 1)
+        self._output = length_sampler(table.output_tokens, streams["workloads.output_tokens"], 1)
+        self._tool_us = pause_sampler_us(table.tool_time_ms, streams["workloads.tool_time"])
+        self._sub_turns = length_sampler(table.subagent_turns, streams["workloads.subagent_turns"], 1)
+        self._sub_input = length_sampler(table.subagent_input_tokens, streams["workloads.subagent_input_tokens"], 1)
+
+    def task(self, number: int, system: tuple[Span, ...], sub_system: tuple[Span, ...]) -> Iterator[Session]:
+        """A main agent and then its sub-agents, in the order of their calls."""
+        main = _Talk(f"agent{number:04d}-{self._ids.getrandbits(32):08x}")
+        for index in range(self._turns()):
+            tokens = self._first() if index == 0 else self._result()
+            if not self._grow(main, index, system if index == 0 else (), tokens):
+                break
+        turns = main.turns
+        subs: list[Session] = []
+        for index, called in sorted(Counter(self._draw_calls(len(turns))).items()):
+            caller = f"{main.session_id}#{index}"
+            turns[index] = replace(turns[index], name=caller)
+            fork = main.context(index) if self._table.subagent_prefix == "context" else sub_system
+            new = [self._subagent(f"{main.session_id}-sub{len(subs) + k}", fork, caller) for k in range(called)]
+            subs += new
+            if index + 1 < len(turns):
+                turns[index + 1] = replace(turns[index + 1], after=tuple(sub.session_id for sub in new))
+        yield Session(session_id=main.session_id, turns=tuple(turns), group="main")
+        yield from subs
+
+    def _draw_calls(self, turns: int) -> list[int]:
+        """The turn that calls each sub-agent."""
+        calls: list[int] = []
+        for _ in range(self._table.subagents):
+            again, place = self._calls.random() < self._table.parallel_share, int(self._calls.random() * turns)
+            calls.append(calls[-1] if calls and again else place)
+        return calls
+
+    def _subagent(self, session_id: str, prefix: tuple[Span, ...], caller: str) -> Session:
+        talk = _Talk(session_id)
+        for index in range(self._sub_turns()):
+            tokens = self._sub_input() if index == 0 else self._result()
+            if not self._grow(talk, index, prefix if index == 0 else (), tokens):
+                break
+        return Session(session_id=session_id, turns=tuple(talk.turns), group="sub", after=(caller,))
+
+    def _grow(self, talk: _Talk, index: int, prefix: tuple[Span, ...], tokens: int) -> bool:
+        """Adds a turn; False when the context would be too long. A first turn is always added, cut to what fits."""
+        answer, pause_us = self._output(), self._tool_us()
+        room = self._table.max_context_tokens - talk.tokens - sum(span[1] for span in prefix) - answer
+        if tokens > room and index:
+            return False
+        new = (*prefix, (self._spans.getrandbits(SPAN_ID_BITS), max(1, min(tokens, room))))
+        output = (self._spans.getrandbits(SPAN_ID_BITS), answer)
+        talk.add(Turn(index, new, output, pause_us if index else 0))
+        return True
