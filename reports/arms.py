@@ -18,6 +18,7 @@ from reports.errors import SloError
 from reports.latency import PER_REQUEST, distributions
 from reports.metrics_table import METRICS
 from reports.rows import Mask, Rows
+from reports.tails import tail_idle_replica_s, tpot_replica_spread
 
 DISTRIBUTIONS = tuple(metric.name for metric in METRICS.values() if metric.kind == "distribution")
 # A bound may be set on what a request itself decides; not on what the load generator did to it.
@@ -61,6 +62,8 @@ def arm_metrics(
         "placement": placement(rows, fleet, replicas),
         "sticky_rate": sticky_rate(rows),
         "load_cv": load_cv(rows, fleet),
+        "tail_idle_replica_s": tail_idle_replica_s(rows, fleet, replicas),
+        "tpot_replica_spread": tpot_replica_spread(rows),
         "slo_attainment": None if good is None else share(int(good.sum()), judged),
         "request_goodput": None if good is None or not seconds else int(good.sum()) / seconds,
     }

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.intervals import COMPARED_AS_SHARE, Estimate, estimates, t_quantile
+from reports.intervals import COMPARED_AS_SHARE, Estimate, estimates, has_model, t_quantile
 from reports.metrics_table import direction_of, lookup
 from reports.rows import Rows
 
@@ -24,11 +24,21 @@ CONFIDENCE = 0.95
 MEANINGFUL = 0.005  # of the worse value; below it a difference is of no use to anybody, however certain
 REPEATS_MIN = 3
 
+DECIMALS = 6  # as a run's file keeps them; beyond, values are the same
 TOO_CLOSE = "too close to call"
 EQUAL = "equal"
+NOT_JUDGED = "not judged"  # no model says how much chance is in this figure of one or two repeats
 
 # What a comparison shows first. RL figures lead where there are rollout steps: the slowest member sets the time.
-ROLLOUT_ADDRESSES = ("step_makespan_ms.p50", "step_makespan_ms.p90")
+ROLLOUT_ADDRESSES = (
+    "step_makespan_ms.p50",
+    "step_makespan_ms.max",
+    "group_completion_ms.p50",
+    "group_completion_ms.p90",
+    "group_completion_ms.max",
+    "tail_idle_replica_s",
+    "tpot_replica_spread",
+)
 HEADLINE_ADDRESSES = (
     "ttft_ms.p50",
     "ttft_ms.p99",
@@ -71,17 +81,19 @@ def call(address: str, arms: Sequence[Arm], slo: Mapping[str, float] | None = No
     values = {arm.name: value for arm in arms if (value := _compared(arm.metrics, address)) is not None}
     if direction == "none" or len(values) < 2:
         return Call(address, None, None)
-    if len(set(values.values())) == 1:
+    if len({round(value, DECIMALS) for value in values.values()}) == 1:
         return Call(address, None, None, tuple(values), basis=EQUAL)
     sign = 1 if direction == "lower" else -1
     known = [arm for arm in arms if arm.name in values]
-    ranked = sorted(known, key=lambda arm: sign * values[arm.name])
+    ranked = sorted(known, key=lambda arm: (sign * values[arm.name], arm.name))  # the order of arms decides nothing
     best, others = ranked[0], ranked[1:]
     confidence = 1 - (1 - CONFIDENCE) / len(others)
     judged = {arm.name: _difference(address, best, arm, dict(slo or {}), confidence) for arm in others}
     beaten = {name for name, found in judged.items() if _exceeds(found[0], values[best.name], values[name], sign)}
     runner_up = others[0]
     interval, basis = judged[runner_up.name]
+    if basis == NOT_JUDGED:
+        return Call(address, None, None, tuple(values), basis=NOT_JUDGED)
     worse = abs(values[runner_up.name])
     return Call(
         address,
@@ -145,7 +157,7 @@ def _difference(
     two = estimates(address, b.rows, b.fleet, slo, confidence)
     intervals = [_interval_of_difference(x, y) for x, y in zip(one, two, strict=False)]
     if not intervals:
-        return None, "too few sessions"
+        return None, "too few sessions" if has_model(address) else NOT_JUDGED
     return (
         min(low for low, _ in intervals),
         max(high for _, high in intervals),

@@ -37,6 +37,12 @@ def unit(address: str) -> str:
     return "%" if metric.unit == "share" or address == "placement.max_share" else metric.unit
 
 
+def row_label(address: str) -> tuple[str, str]:
+    """The label and the unit to stand behind it; no unit where the label has it or the figure is a bare number."""
+    shown = unit(address)
+    return label(address), "" if shown in ("cv", "ratio", "count", "requests", "tokens/s", "1/s") else shown
+
+
 def number(value: float | int, decimals: int) -> str:
     text = f"{value:,.{decimals}f}"
     return text[1:] if text.startswith("-") and not text.strip("-0.,") else text

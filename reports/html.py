@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from reports.compare import CONFIDENCE, MEANINGFUL, TOO_CLOSE, make_arms
 from reports.display import cell, label, number, percent, shares, unit, value_text
+from reports.load_line import load_line
 from reports.metrics_table import DISTRIBUTION_KEYS, METRICS, direction_of, lookup
 from reports.plots import plots
 from reports.terminal import PLACEMENT_ROW, table_addresses
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 SECTIONS = {
     "rollouts": ("Rollouts", "Reinforcement learning waits for the slowest member of every step."),
     "latency": ("Latency", "Share of successes that were at least as fast as the value below; further left is better."),
+    "sessions": ("Sessions", "What single conversations went through, and what their time was spent on."),
     "cache": ("Cache and placement", "Where requests went, and how much of their prompts was already there."),
     "load": (
         "Load of each replica over time",
@@ -56,6 +58,7 @@ def html(run: RunResult) -> str:
     return environment.get_template("report.html.j2").render(
         run=run,
         names=list(run.routers),
+        load=load_line(run),
         requests=number(sum(metrics["requests"] for metrics in run.routers.values()), 0),
         repeats=1 + max((repeat["repeat"] for repeat in run.repeats), default=0),
         comparison=list(comparison_rows(run)),

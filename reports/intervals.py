@@ -65,6 +65,14 @@ def estimates(
     return _rate(rows, name, slo, confidence)
 
 
+def has_model(address: str) -> bool:
+    """Whether rows alone can say how sure a figure is: a largest value, a count or a spread of replicas cannot."""
+    name, _, statistic = address.partition(".")
+    if name in DISTRIBUTIONS:
+        return statistic == "mean" or statistic.startswith("p")
+    return name == "load_cv" or name in _RATIOS or name in _RATES
+
+
 def t_quantile(probability: float, freedom: int) -> float:
     """Of Student's t with whole degrees of freedom, by bisection of its finite series; normal above 200."""
     if freedom > 200:
@@ -74,6 +82,12 @@ def t_quantile(probability: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _t_inside(middle, freedom) < 2 * probability - 1 else (low, middle)
     return (low + high) / 2
+
+
+def t_tail(t: float, freedom: int) -> float:
+    """P(T > t)."""
+    inside = 2 * NormalDist().cdf(abs(t)) - 1 if freedom > 200 else _t_inside(abs(t), freedom)
+    return (1 - inside) / 2 if t > 0 else (1 + inside) / 2
 
 
 def _t_inside(t: float, freedom: int) -> float:
@@ -166,6 +180,7 @@ _RATIOS: dict[str, Callable[[Rows, dict[str, float]], Ratio | None]] = {
 }
 # Counts are compared as shares of what was sent: arms need not have sent equally many.
 COMPARED_AS_SHARE = ("errors", "incomplete")
+_RATES = ("output_tokens_per_s", "input_tokens_per_s", "request_goodput", "requests_per_s")
 
 
 def _rate(rows: Rows, name: str, slo: dict[str, float], confidence: float) -> tuple[Estimate, ...]:
@@ -183,7 +198,7 @@ def _rate(rows: Rows, name: str, slo: dict[str, float], confidence: float) -> tu
         if good is None:
             return ()
         chosen = good
-    elif name != "requests_per_s":
+    elif name not in _RATES:
         return ()
     repeats = steady.column("repeat").values
     parts, wholes, units = [], [], []

@@ -105,6 +105,8 @@ def sample(name: str, rows: Rows) -> Sample | None:
         return _spans(rows, np.where(known, rows.sessions, -1))
     if name == "step_makespan_ms":
         return _spans(rows, rows.steps)
+    if name == "group_completion_ms":
+        return _spans(rows, rows.groups)
     steady = rows.steady
     if name == "inter_chunk_latency_ms":
         return steady.gaps(steady.ok)

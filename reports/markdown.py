@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from reports.compare import TOO_CLOSE
 from reports.display import cell, label, shares, unit
+from reports.load_line import load_line
 from reports.metrics_table import METRICS, metric_of
 from reports.terminal import PLACEMENT_ROW, table_addresses
 
@@ -28,6 +29,8 @@ def markdown(run: RunResult) -> str:
     if about := run.scenario.get("about"):
         lines += [f"{about}", ""]
     lines += [f"Mode {run.mode}, seed {run.seed}, {run.status}. Health: **{run.health['verdict']}**.", ""]
+    if line := load_line(run):
+        lines += [f"Load: {line}.", ""]
     lines += [f"- {reason}" for reason in run.health["reasons"]] + ([""] if run.health["reasons"] else [])
     for sentence in run.verdict.get("sentences", ()):
         lines += [sentence, ""]
@@ -57,7 +60,8 @@ def markdown(run: RunResult) -> str:
     lines += [f"- **{METRICS[name].title}** ({METRICS[name].unit}): {METRICS[name].formula}." for name in shown]
     lines += [
         "",
-        "A winner is named only where the difference is larger than its 95 % interval and above half a percent.",
+        "A winner is named only where the difference is larger than its 95 % interval and above half a percent. "
+        "Figures come from raw samples; a load tool's own rounded table is for watching and may differ.",
         "",
         "</details>",
         "",

@@ -26,7 +26,7 @@ DISTRIBUTION_KEYS = ("mean", *(f"p{percentile}" for percentile in PERCENTILES), 
 class Metric:
     name: str
     title: str
-    unit: str  # ms, share (0..1, shown as percent), points, 1/s, tokens/s, tokens, blocks, requests, count
+    unit: str  # ms, share (0..1, shown as percent), points, 1/s, tokens/s, tokens, blocks, requests, count, replica-s
     direction: Direction  # which way is better; none: neither is
     kind: Kind
     formula: str
@@ -87,6 +87,13 @@ _TABLE = (
         "Step makespan",
         "over a rollout step, the last L - the first S: its slowest member sets it. Only steps without a failed turn",
         "no rollout steps",
+    ),
+    _latency(
+        "group_completion_ms",
+        "Group completion",
+        "over a group of rollouts (samples of one prompt) of a step, the last L - the first S: its slowest member sets "
+        "it. Only groups without a failed turn",
+        "no rollout steps, or rollouts have no group",
     ),
     _latency(
         "queue_ms",
@@ -301,6 +308,27 @@ _TABLE = (
         "one replica, or the engines do not tell",
         2,
         ("decode_blocks", "waiting"),
+    ),
+    Metric(
+        "tail_idle_replica_s",
+        "Idle in tail",
+        "replica-s",
+        "lower",
+        "number",
+        "seconds in which a replica had no request at all although a rollout step that it had finished with was still "
+        "running elsewhere, summed over replicas",
+        "no rollout steps, or replicas unknown",
+        1,
+    ),
+    Metric(
+        "tpot_replica_spread",
+        "TPOT spread",
+        "ratio",
+        "lower",
+        "number",
+        "largest / smallest median TPOT of a replica, over replicas with a success of two tokens",
+        "fewer than two such replicas",
+        2,
     ),
     Metric(
         "slo_attainment",

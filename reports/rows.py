@@ -97,6 +97,20 @@ class Rows:
         return np.where(step.known, _combine(self.column("repeat").values, step.values), -1)
 
     @cached_property
+    def groups(self) -> Ints:
+        """A number per row, the same for rows of one group of one step and repeat: its least session; -1: no group."""
+        codes = pd.factorize(self.frame["group"])[0].astype(np.int64)
+        inside = (codes >= 0) & self.column("rollout_step").known
+        groups = np.full(len(self), -1, dtype=np.int64)
+        if inside.any():
+            steps, step = np.unique(self.steps[inside], return_inverse=True)
+            index = codes[inside] * len(steps) + step
+            least = np.full(int(index.max()) + 1, np.iinfo(np.int64).max)
+            np.minimum.at(least, index, self.sessions[inside])
+            groups[inside] = least[index]
+        return groups
+
+    @cached_property
     def windows(self) -> dict[int, Window]:
         """Per repeat; a repeat without a steady request that was sent and ended has none."""
         steady = self.steady

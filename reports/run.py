@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +17,16 @@ from typing import Any, Literal
 import pandas as pd
 
 from reports.arms import arm_metrics, arms_of
-from reports.compare import HEADLINE_ADDRESSES, ROLLOUT_ADDRESSES, call, make_arms
+from reports.compare import DECIMALS, HEADLINE_ADDRESSES, ROLLOUT_ADDRESSES, call, make_arms
 from reports.errors import RecordError, RunFolderError
 from reports.health import HealthFacts, health
 from reports.html import write_html
 from reports.markdown import write_markdown
+from reports.metrics_table import METRICS
 from reports.records import Table, fleet_frame, read_parquet, requests_frame, write_parquet
 from reports.why import OUTCOMES, ROLLOUT_OUTCOMES, flags, has_rollouts, sentences
 
 SCHEMA_VERSION = 1
-DECIMALS = 6
 STATUSES = ("running", "complete", "partial")
 HEADER_KEYS = ("status", "scenario", "mode", "seed", "environment", "started_at", "wall_s")
 
@@ -62,6 +62,12 @@ class RunResult:
         path = self.folder / "fleet.parquet"
         return read_parquet(path) if path.exists() else fleet_frame([])
 
+    def with_rows(self, requests: pd.DataFrame, fleet: pd.DataFrame, verdict: Mapping[str, Any]) -> RunResult:
+        """A copy that holds its rows already and need not read them."""
+        copy = replace(self, verdict=verdict)
+        copy.__dict__["requests"], copy.__dict__["fleet"] = requests, fleet
+        return copy
+
     def to_json(self) -> dict[str, Any]:
         """The content of run.json, keys in a fixed order."""
         return {
@@ -84,7 +90,7 @@ def start_run(folder: Path | str, header: Mapping[str, Any]) -> None:
     """Writes a run.json with status `running`, so that whatever a killed run leaves behind can be read."""
     values = _header({**header, "status": "running"})
     pending = {"verdict": "invalid", "reasons": ["the run has not ended, or was killed: run it again to the end"]}
-    _write_json(RunResult(folder=Path(folder), routers={}, repeats=[], health=pending, **values))
+    write_run(RunResult(folder=Path(folder), routers={}, repeats=[], health=pending, **values))
 
 
 def finish_run(
@@ -118,11 +124,9 @@ def finish_run(
         routers=pooled,
         repeats=each,
         health=health(rows, samples, facts),
-        verdict=verdict(rows, samples, pooled, each, slo),
         **values,
-    )
-    run.__dict__["requests"], run.__dict__["fleet"] = rows, samples  # spares reading them again
-    _write_json(run)
+    ).with_rows(rows, samples, verdict(rows, samples, pooled, each, slo))
+    write_run(run)
     if reports:
         render_reports(run)
     return run
@@ -155,7 +159,14 @@ def read_run(folder: Path | str) -> RunResult:
         fields = {key: document[key] for key in (*HEADER_KEYS, "routers", "repeats", "health", "verdict")}
     except KeyError as error:
         raise RunFolderError(f"{path}: no key {error}: the file was edited; run it again") from error
+    fields["routers"] = {name: all_metrics(metrics) for name, metrics in fields["routers"].items()}
+    fields["repeats"] = [{**each, "metrics": all_metrics(each["metrics"])} for each in fields["repeats"]]
     return RunResult(folder=Path(folder), **fields)
+
+
+def all_metrics(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Every metric of the table, in its order; what a file of an earlier version does not have is unknown."""
+    return {name: known.get(name) for name in METRICS}
 
 
 def verdict(
@@ -253,8 +264,8 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _write_json(run: RunResult) -> None:
-    """In one rename, so that a reader never finds half a file."""
+def write_run(run: RunResult) -> None:
+    """run.json, in one rename, so that a reader never finds half a file."""
     run.folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(run.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
     part = run.folder / "run.json.part"

@@ -1,21 +1,24 @@
 """The result on the terminal: health on top, routers as columns, the winner of each row, and why, in 100 columns.
 
-More than four routers are shown four at a time, each table with the same rows and the same winner column, so that no
-name or figure is cut off. Two modes of one scenario are compared by the same rows.
+As many routers stand beside each other as the terminal is wide, at most four; the others follow in tables with the same
+rows and winners, so that no name or figure is cut off. Two modes of one scenario are compared by the same rows.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
 from reports.compare import HEADLINE_ADDRESSES, ROLLOUT_ADDRESSES
-from reports.display import UNKNOWN, cell, label, percent, shares, unit
+from reports.display import UNKNOWN, cell, label, percent, row_label, shares
+from reports.load_line import load_line
 from reports.metrics_table import lookup
 from reports.why import has_rollouts
 
@@ -41,8 +44,10 @@ def table_addresses(run: RunResult) -> list[str]:
 def terminal_table(run: RunResult) -> RenderableType:
     """Everything that `routebench run` prints at the end, at most 100 columns wide."""
     parts: list[RenderableType] = [heading(run), health_text(run.health)]
+    if line := load_line(run):
+        parts.append(Text(line, style="dim"))
     names = list(run.routers)
-    parts.extend(_fitting(names, lambda some: _table(run, some)))
+    parts.append(_Fitting(names, lambda some: _table(run, some)))
     if not names:
         parts.append(Text("No figures: the run did not come to its end.", style="yellow"))
     parts.extend(Text(sentence) for sentence in run.verdict.get("sentences", ()))
@@ -57,7 +62,7 @@ def mode_comparison(live: RunResult, sim: RunResult) -> RenderableType:
         Text.assemble((live.name, "bold"), ": live beside simulation, difference in percent of the simulation"),
         health_text(live.health),
     ]
-    parts.extend(_fitting(names, lambda some: _modes_table(live, sim, some)))
+    parts.append(_Fitting(names, lambda some: _modes_table(live, sim, some)))
     only = [name for name in (*live.routers, *sim.routers) if name not in names]
     if only:
         parts.append(Text(f"In one mode only, so not compared: {', '.join(only)}", style="yellow"))
@@ -93,40 +98,46 @@ def health_text(health: Mapping[str, Any]) -> Text:
     return text
 
 
-def _fitting(names: Sequence[str], table_of: Callable[[Sequence[str]], Table]) -> list[Table]:
-    """As few tables as hold all names without cutting a figure."""
-    wide = Console(width=1_000)
-    for size in range(min(ROUTERS_A_TABLE, len(names)), 0, -1):
-        tables = [table_of(names[start : start + size]) for start in range(0, len(names), size)]
-        if size == 1 or all(wide.measure(table).maximum <= COLUMNS_MAX for table in tables):
-            return tables
-    return []
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """As few tables as hold all names without cutting a name or a figure, in whatever width there is."""
+
+    names: Sequence[str]
+    table_of: Callable[[Sequence[str]], Table]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = Console(width=1_000)
+        for size in range(min(ROUTERS_A_TABLE, len(self.names)), 0, -1):
+            tables = [self.table_of(self.names[start : start + size]) for start in range(0, len(self.names), size)]
+            if size == 1 or all(wide.measure(table).maximum <= options.max_width for table in tables):
+                yield from tables
+                return
 
 
 def _table(run: RunResult, names: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("", no_wrap=True)
-    table.add_column("unit", style="dim", no_wrap=True)
     for name in names:
-        table.add_column(_folded(name), justify="right", max_width=NAME_WIDTH, overflow="fold")
-    table.add_column("winner", max_width=NAME_WIDTH, overflow="fold")
+        table.add_column(folded(name), justify="right", no_wrap=True)
+    table.add_column("winner", no_wrap=True)
     winners = run.verdict.get("winners", {})
     for address in table_addresses(run):
         if address == PLACEMENT_ROW:
-            cells = [Text(_folded(shares(run.routers[name]["placement"]), "/")) for name in names]
-            table.add_row("Placement", "% each", *cells, "")
+            cells = [Text(folded(shares(run.routers[name]["placement"]))) for name in names]
+            table.add_row(Text.assemble("Placement", (" % each", "dim")), *cells, "")
             continue
         found = winners.get(address, {})
         best = found.get("winner")
         cells = [Text(cell(run.routers[name], address), style="bold green" if name == best else "") for name in names]
-        table.add_row(label(address), unit(address), *cells, winner_text(found))
+        title, shown = row_label(address)
+        table.add_row(Text.assemble(title, (f" {shown}" if shown else "", "dim")), *cells, winner_text(found))
     return table
 
 
 def winner_text(found: Mapping[str, Any]) -> Text:
     """Of one row: a name; "too close" where nobody is better beyond doubt; nothing where nobody can win."""
     if found.get("winner"):
-        return Text(_folded(found["winner"]), style="bold green")
+        return Text(folded(found["winner"]), style="bold green")
     return Text("too close" if found.get("best") else found.get("basis", ""), style="dim")
 
 
@@ -137,7 +148,7 @@ def _modes_table(live: RunResult, sim: RunResult, names: Sequence[str]) -> Table
         table.add_column(justify="right", no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(justify="right", no_wrap=True, style="dim")
-    heads = [_folded(name, width=8).split("\n") for name in names]
+    heads = [folded(name, width=8).split("\n") for name in names]
     for line in range(max(map(len, heads))):
         table.add_row(
             "", *(text for head in heads for text in ("", head[line] if line < len(head) else "", "")), style="bold"
@@ -158,12 +169,13 @@ def _modes_cells(live: RunResult, sim: RunResult, names: Sequence[str], address:
         yield UNKNOWN if gap is None else percent(gap, signed=True)
 
 
-def _folded(name: str, at: str = "-", width: int = NAME_WIDTH) -> str:
-    """A long name broken after its hyphens, so that it fits a column and can still be read."""
+def folded(name: str, width: int = NAME_WIDTH) -> str:
+    """A long name broken after its hyphens, dots and the like, and within a word only where nothing else helps."""
     lines, line = [], ""
-    parts = name.split(at)
-    for place, part in enumerate(parts):
-        piece = part + (at if place < len(parts) - 1 else "")
+    for piece in re.findall(r"[^-_./:@+]*[-_./:@+]?", name):
+        while len(piece) > width:
+            lines += [line, piece[:width]] if line else [piece[:width]]
+            line, piece = "", piece[width:]
         if line and len(line) + len(piece) > width:
             lines.append(line)
             line = ""

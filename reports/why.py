@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.balance import DEGENERATE_SHARE
-from reports.compare import EQUAL, TOO_CLOSE, Call
+from reports.compare import CONFIDENCE, EQUAL, TOO_CLOSE, Call
 from reports.display import join, number, percent, phrase, with_unit
 from reports.metrics_table import lookup
 
@@ -163,12 +163,22 @@ def _verdict(routers: Mapping[str, Metrics], judged: Sequence[Call]) -> str:
         mine, theirs = (
             with_unit(first.address, lookup(routers[who or ""], first.address)) for who in (name, first.runner_up)
         )
-        most = f"{phrase(first.address)} ({mine} against {theirs} of {first.runner_up}, {percent(first.gain)} better)"
+        most = f"{phrase(first.address)} ({mine} against {theirs} of {first.runner_up}, {_gain(routers, first)})"
         parts.append(f"{name} wins {join([most, *(phrase(call.address) for call in wins[1:])])}")
     text = "; ".join(parts)
     if open_calls:
         text += f"; {join(open_calls)} {'is' if len(open_calls) == 1 else 'are'} {TOO_CLOSE}"
     return text + "."
+
+
+def _gain(routers: Mapping[str, Metrics], call: Call) -> str:
+    """By how much the winner is better, and how sure that is, as shares of the runner-up's value."""
+    text = f"{percent(call.gain)} better"
+    worse = lookup(routers[call.runner_up or ""], call.address)
+    if call.interval is None or not worse:
+        return text
+    low, high = sorted(abs(bound / worse) for bound in call.interval)
+    return f"{text}, {number(100 * low, 1)} to {percent(high)} at {100 * CONFIDENCE:.0f} % confidence"
 
 
 def _reason(routers: Mapping[str, Metrics], winner: str, other: str) -> str:

@@ -13,6 +13,12 @@
     return `hsl(${Math.round(214 - 196 * share)} ${dark() ? 62 : 58}% ${dark() ? 66 : 47}%)`;
   };
 
+  const colourOf = (meta) => {
+    if (meta.mark) return css("--warn");
+    if (meta.phase !== undefined) return css(`--phase-${meta.phase}`);
+    return meta.router === undefined ? replicaColour(meta.replica, meta.replicas) : routerColour(meta.router);
+  };
+
   const axis = (given, ink) => ({
     gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickcolor: css("--line"), automargin: true,
     ...given, tickfont: { size: 12, color: ink }, title: { ...(given.title || {}), font: { size: 12.5, color: ink } },
@@ -22,9 +28,12 @@
     const ink = css("--soft");
     const data = figure.data.map((trace) => {
       const meta = trace.meta;
-      const colour = meta.router === undefined ? replicaColour(meta.replica, meta.replicas) : routerColour(meta.router);
+      const colour = colourOf(meta);
       const own = { ...trace, visible: !hidden.has(meta.router) };
-      if (trace.type === "bar") return { ...own, marker: { color: colour }, textfont: { color: dark() ? "#14161a" : "#ffffff", size: 12 } };
+      if (trace.type === "bar") {
+        const inside = { color: dark() ? "#14161a" : "#ffffff", size: 12 };
+        return { ...own, marker: { color: colour, opacity: meta.faint ? 0.45 : 1 }, insidetextfont: inside, outsidetextfont: { color: ink, size: 12 } };
+      }
       return { ...own, line: { ...trace.line, color: colour }, marker: { color: colour, size: 7 } };
     });
     const layout = {

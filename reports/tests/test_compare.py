@@ -183,3 +183,26 @@ def test_routers_of_one_character_are_rarely_told_apart():
 def test_students_quantiles_are_those_of_the_tables(freedom, expected):
     assert t_quantile(0.975, freedom) == pytest.approx(expected, abs=1e-4)
     assert t_quantile(0.975, 201) == NormalDist().inv_cdf(0.975)
+
+
+def test_the_order_of_arms_decides_nothing():
+    """A/B and B/A give the same verdict, also where two are equal and a third is worse."""
+    rows = {name: rows_with_ttft(name, noisy(1, middle)) for name, middle in (("a", 300), ("b", 300), ("c", 400))}
+    for address in ("ttft_ms.p50", "ttft_ms.mean", "output_tokens_per_s", "errors"):
+        found = [
+            call(address, arms_of([row for name in order for row in rows[name]]))
+            for order in ("abc", "bca", "cab", "cba")
+        ]
+        assert len({(one.winner, one.best, one.runner_up, one.basis, frozenset(one.contenders)) for one in found}) == 1
+
+
+def test_a_figure_without_a_model_of_chance_is_not_judged_from_one_repeat():
+    arms = arms_of([*rows_with_ttft("a", noisy(1, 300)), *rows_with_ttft("b", noisy(2, 400))])
+    found = call("ttft_ms.max", arms)
+    assert (found.winner, found.best, found.basis) == (None, None, "not judged")
+    three = [
+        row
+        for n in range(3)
+        for row in rows_with_ttft("a", noisy(n, 300), n) + rows_with_ttft("b", noisy(9 - n, 600), n)
+    ]
+    assert call("ttft_ms.max", arms_of(three)).winner == "a"

@@ -9,7 +9,8 @@ import pytest
 
 from reports import finish_run, read_run, start_run
 from reports.html import html
-from reports.plots import CURVE_POINTS, _log_ticks
+from reports.plot_parts import log_ticks
+from reports.plots import CURVE_POINTS
 from reports.tests.synthetic import ceilings, header, make_run
 
 NAMES = ["round-robin", "session-ring", "dynamo-kv"]
@@ -60,8 +61,13 @@ def test_every_plot_of_the_run_is_there(page):
         "ecdf-tpot_ms",
         "ecdf-e2e_ms",
         "ecdf-session_e2e_ms",
+        "time-ttft_ms",
+        "time-tpot_ms",
+        "lanes",
+        "time-spent",
         "hit-rate",
         "placement",
+        "waterfall",
         "load-running",
         "load-waiting",
         "load-used_blocks",
@@ -82,7 +88,7 @@ def test_a_distribution_rises_to_all_requests_at_the_largest_value(page, finishe
 
 @pytest.mark.parametrize("span", [(10, 12), (30, 310), (7, 21), (0.5, 900), (5, 5), (1, 90_000)])
 def test_a_log_axis_has_ticks_that_can_be_read(span):
-    ticks = _log_ticks(list(map(float, span)))
+    ticks = log_ticks(list(map(float, span)))
     assert 1 <= len(ticks["tickvals"]) <= 14
     assert all(0.95 * span[0] <= tick <= 1.05 * span[1] for tick in ticks["tickvals"])
 

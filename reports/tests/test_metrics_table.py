@@ -7,11 +7,11 @@ from reports.metrics_table import addresses
 from reports.tests.rows_by_hand import metrics_of, request
 
 CONTRACT = """
-ttft_ms ttst_ms tpot_ms inter_chunk_latency_ms ntpot_ms e2e_ms session_e2e_ms step_makespan_ms queue_ms routing_ms
-sched_lag_ms ttft_from_schedule_ms e2e_from_schedule_ms requests errors incomplete requests_per_s output_tokens_per_s
-input_tokens_per_s in_flight_mean in_flight_peak hit_rate engine_hit_rate hit_rate_ceiling believed_hit_rate
-phantom_hit_points redundant_prefill_tokens preemptions evicted_blocks placement sticky_rate load_cv slo_attainment
-request_goodput
+ttft_ms ttst_ms tpot_ms inter_chunk_latency_ms ntpot_ms e2e_ms session_e2e_ms step_makespan_ms group_completion_ms
+queue_ms routing_ms sched_lag_ms ttft_from_schedule_ms e2e_from_schedule_ms requests errors incomplete requests_per_s
+output_tokens_per_s input_tokens_per_s in_flight_mean in_flight_peak hit_rate engine_hit_rate hit_rate_ceiling
+believed_hit_rate phantom_hit_points redundant_prefill_tokens preemptions evicted_blocks placement sticky_rate load_cv
+tail_idle_replica_s tpot_replica_spread slo_attainment request_goodput
 """
 
 

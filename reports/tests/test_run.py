@@ -6,7 +6,7 @@ import sys
 import pandas as pd
 import pytest
 
-from reports import METRICS, RecordError, RunFolderError, finish_run, read_run, start_run
+from reports import METRICS, RecordError, RunFolderError, finish_run, read_run, render_reports, start_run
 from reports.tests.rows_by_hand import request
 from reports.tests.synthetic import ceilings, header, make_run
 
@@ -158,3 +158,15 @@ def test_a_folder_without_a_readable_run_is_an_error_with_the_mend(tmp_path, tex
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(RunFolderError, match=told):
         read_run(tmp_path)
+
+
+def test_a_run_of_an_earlier_version_reads_with_its_missing_figures_unknown(tmp_path):
+    run = finish_run(tmp_path, header(), [request()], [], reports=False)
+    document = json.loads((tmp_path / "run.json").read_text())
+    for metrics in (*document["routers"].values(), *(each["metrics"] for each in document["repeats"])):
+        del metrics["group_completion_ms"], metrics["tail_idle_replica_s"]
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    again = read_run(tmp_path)
+    assert list(again.routers["a"]) == list(run.routers["a"]) == list(METRICS)
+    assert again.routers["a"]["tail_idle_replica_s"] is None
+    render_reports(again)

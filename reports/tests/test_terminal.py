@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from reports import finish_run, mode_comparison, read_run, start_run, terminal_table
-from reports.terminal import difference
+from reports.terminal import difference, folded
 from reports.tests.synthetic import ceilings, header, make_run
 
 NAMES = ["round-robin", "session-ring", "dynamo-kv", "pure-kv-affinity", "random", "least-requests"]
@@ -87,3 +87,20 @@ def test_the_difference_is_a_share_of_the_simulation():
     assert difference(0, 0) == 0
     assert difference(1, 0) is None
     assert difference(None, 5) is None
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_no_name_is_broken_within_a_word_at_any_width(tmp_path, width):
+    text = printed(terminal_table(run_of(tmp_path, NAMES[:3])), width)
+    assert max(map(len, text.splitlines())) <= min(width, 100)
+    heads = [line for line in text.splitlines() if line.rstrip().endswith("winner")]
+    assert "round-robin" in " ".join(heads)
+    assert "session-ring" in " ".join(heads)
+    assert (len(heads) == 1) == (width >= 80)
+
+
+def test_a_name_is_folded_where_a_reader_would():
+    assert folded("round-robin") == "round-robin"
+    assert folded("pure-kv-affinity") == "pure-kv-\naffinity"
+    assert folded("my_router.py:MyPolicy") == "my_router.py:\nMyPolicy"
+    assert folded("abcdefghijklmnopqrst") == "abcdefghijklmn\nopqrst"

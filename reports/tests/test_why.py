@@ -24,7 +24,7 @@ def reason(a, b):
 
 def test_the_verdict_names_winner_figures_and_distance():
     text = sentences({"a": arm(ttft_ms=ms(100)), "b": arm(ttft_ms=ms(200))}, won())[0]
-    assert text == "a wins TTFT p99 (100.0 ms against 200.0 ms of b, 50.0 % better)."
+    assert text == "a wins TTFT p99 (100.0 ms against 200.0 ms of b, 50.0 % better, 40.0 to 60.0 % at 95 % confidence)."
 
 
 def test_the_reason_follows_the_figures_in_both_directions():
@@ -106,7 +106,8 @@ def test_rollouts_put_the_rollout_first():
     }
     assert has_rollouts(routers)
     text = sentences(routers, won() | won("session_e2e_ms.p99"))[0]
-    assert text.startswith("a wins session end to end p99 (5.0 ms against 6.0 ms of b, 50.0 % better) and TTFT p99")
+    assert text.startswith("a wins session end to end p99 (5.0 ms against 6.0 ms of b, 50.0 % better")
+    assert text.endswith(" and TTFT p99.")
 
 
 def kinds(**changes):

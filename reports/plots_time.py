@@ -1,0 +1,124 @@
+"""Figures about time: latency while the run went on, and what the time of a session was spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reports.compare import Arm
+from reports.latency import PER_REQUEST, nearest_rank
+from reports.metrics_table import METRICS
+from reports.plot_parts import TIME_AXIS, Plot, first_repeat, log_ticks, thin, trace_of
+from reports.rows import Floats, Ints, Rows
+
+WINDOWS = 48
+DRAWN: tuple[tuple[str, int, dict[str, Any]], ...] = (("p50", 50, {}), ("p95", 95, {"dash": "dot", "width": 1.6}))
+PHASES = ("routing", "engine queue", "prefill", "decode", "pause")
+
+
+def latency_over_time(arms: Sequence[Arm], name: str) -> Plot | None:
+    """Median and p95 of the requests sent in each of equal spans."""
+    data: list[dict[str, Any]] = []
+    for place, arm in enumerate(arms):
+        steady = first_repeat(arm.rows).steady
+        values, known = PER_REQUEST[name](steady)
+        sent = steady.column("sent_us")
+        mask = known & sent.known
+        if not mask.any():
+            continue
+        ends_us = int(sent.values[mask].max()) + 1
+        windows = sent.values[mask] * WINDOWS // ends_us
+        middle = (np.arange(WINDOWS) + 0.5) * ends_us / WINDOWS / 1e6
+        for word, percentile, style in DRAWN:
+            ranks = _ranks(windows, np.asarray(values[mask] / 1_000, dtype=np.float64), percentile)
+            trace = trace_of(place, f"{arm.name} {word}", x=thin(middle, 2), y=ranks)
+            trace["line"] = {**trace["line"], **style}
+            trace["connectgaps"] = True
+            trace["hovertemplate"] = f"{word} %{{y:,.1f}} ms<extra>{arm.name}</extra>"
+            data.append(trace)
+    drawn = [value for trace in data for value in trace["y"] if value]
+    layout = {
+        "xaxis": {**TIME_AXIS, "title": {"text": "seconds since the arm began, when sent"}},
+        "yaxis": {"type": "log", "title": {"text": "ms, log scale"}, **log_ticks(drawn)},
+        "hovermode": "x unified",
+    }
+    title = f"{METRICS[name].title} over time"
+    note = f"p50, and p95 dotted, of the requests sent in each of {WINDOWS} spans"
+    return Plot(f"time-{name}", title, note, data, layout) if drawn else None
+
+
+def _ranks(windows: Ints, values: Floats, percentile: int) -> list[float | None]:
+    order = np.lexsort((values, windows))
+    windows, values = windows[order], values[order]
+    starts = np.searchsorted(windows, np.arange(WINDOWS))
+    ends = np.searchsorted(windows, np.arange(WINDOWS), side="right")
+    return [
+        round(float(values[start + nearest_rank(end - start, percentile)]), 3) if end > start else None
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def time_spent(arms: Sequence[Arm]) -> Plot | None:
+    """What a mean session's time went into; a phase that nobody recorded is inside the next one."""
+    shares = [(arm, *_phases(first_repeat(arm.rows).steady)) for arm in arms]
+    known = [(arm, spent, sessions) for arm, spent, sessions in shares if sessions and sum(spent) > 0]
+    if not known:
+        return None
+    data = []
+    for phase, title in enumerate(PHASES):
+        seconds = [spent[phase] / sessions / 1e6 for _, spent, sessions in known]
+        if not any(seconds):
+            continue
+        parts = [spent[phase] / sum(spent) for _, spent, _ in known]
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": title,
+                "y": [arm.name for arm, _, _ in known],
+                "x": [round(value, 4) for value in seconds],
+                "text": [f"{title} {100 * part:.0f} %" if part >= 0.12 else "" for part in parts],
+                "customdata": [round(100 * part, 1) for part in parts],
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "hovertemplate": f"{title}: %{{x:,.2f}} s (%{{customdata}} %)<extra>%{{y}}</extra>",
+                "meta": {"phase": phase},
+            }
+        )
+    layout = {
+        "barmode": "stack",
+        "bargap": 0.35,
+        "xaxis": {"title": {"text": "seconds of a mean session"}, "rangemode": "tozero"},
+        "yaxis": {"autorange": "reversed", "ticklabelstandoff": 8, "automargin": True},
+        "hovermode": "closest",
+    }
+    note = "a session's time by what it waited for; prefill holds the step of the first token, a pause is between turns"
+    return Plot(
+        "time-spent", "Where time went", note, data, layout, height=110 + 50 * len(known), wide=True, section="sessions"
+    )
+
+
+def _phases(steady: Rows) -> tuple[list[float], int]:
+    """Microseconds per phase over all successes, and how many sessions these are of."""
+    sent, routed, admitted = (steady.column(name) for name in ("sent_us", "routed_us", "admitted_us"))
+    first, last = steady.column("first_token_us"), steady.column("last_token_us")
+    mask = steady.ok & sent.known & first.known & last.known
+    at_router = np.where(routed.known, routed.values, sent.values)
+    in_engine = np.where(admitted.known, admitted.values, at_router)
+    spans = (at_router - sent.values, in_engine - at_router, first.values - in_engine, last.values - first.values)
+    spent = [float(np.maximum(span[mask], 0).sum()) for span in spans]
+    return [*spent, _pauses(steady, mask)], len(np.unique(steady.sessions[mask]))
+
+
+def _pauses(steady: Rows, mask: Any) -> float:
+    """Between the end of an answer and the next turn of the same session."""
+    sessions, sent, last = (
+        values[mask]
+        for values in (steady.sessions, steady.column("sent_us").values, steady.column("last_token_us").values)
+    )
+    order = np.lexsort((sent, sessions))
+    same = sessions[order][1:] == sessions[order][:-1]
+    gaps = sent[order][1:] - last[order][:-1]
+    return float(np.maximum(gaps[same], 0).sum())
