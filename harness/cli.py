@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from harness.calibrate_command import add_calibrate
 from harness.errors import HarnessError, UsageError
 from harness.report_cli import add_commands
 from harness.scenario import builtin_names, load_scenario, scenario_text
@@ -171,6 +172,65 @@ def routers(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="E
 
 
 add_commands(app)
+add_calibrate(app)
+
+
+FormatOpt = Annotated[
+    str | None, typer.Option("--format", help="Of a trace file.", show_default="recognised from its content")
+]
+
+
+@app.command()
+def analyze(
+    what: Annotated[
+        str, typer.Argument(metavar="TRACE|SCENARIO|KIND", help="A trace file, a scenario or a workload kind.")
+    ],
+    replicas: Annotated[
+        int | None, typer.Option(help="Size of the fleet of the verdict.", show_default="the scenario's, else 8")
+    ] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="Step costs of the estimate.", show_default="the scenario's")
+    ] = None,
+    prefill_fraction: Annotated[
+        float | None, typer.Option(help="Measured prefill share of GPU time, 0 to 1.", show_default="estimated")
+    ] = None,
+    blocks_per_replica: Annotated[
+        int | None, typer.Option(help="Cache blocks of a replica.", show_default="no limit")
+    ] = None,
+    requests_max: Annotated[int | None, typer.Option(help="Stop after so many requests.", show_default="all")] = None,
+    trace_format: FormatOpt = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Say before anything is built whether routing on prefixes would pay for a workload or a trace."""
+    from harness.analyze_command import analyze_command
+
+    raise typer.Exit(
+        analyze_command(
+            what,
+            trace_format=trace_format,
+            replicas=replicas,
+            preset_name=preset,
+            prefill_fraction=prefill_fraction,
+            blocks_per_replica=blocks_per_replica,
+            requests_max=requests_max,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A trace file, a scenario or a workload kind.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The native trace to write; a sidecar stands beside it.")],
+    trace_format: FormatOpt = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a hash id.", show_default="the trace's own, else 512")
+    ] = None,
+) -> None:
+    """Write a trace or a workload in the native form (Mooncake rows with sessions)."""
+    from harness.analyze_command import convert_command
+
+    raise typer.Exit(convert_command(source, out, trace_format=trace_format, block_size=block_size))
 
 
 def run_cli(arguments: list[str] | None = None) -> int:

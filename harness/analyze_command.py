@@ -1,0 +1,169 @@
+"""`routebench analyze` and `routebench convert`: what a workload or a trace holds, before anything is built or run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from harness.errors import OutputError, UsageError
+from harness.scenario import DEFAULT_PRESET, builtin_names, load_scenario
+from mock_engine import Batch, MockEngineError, Preset, load_preset
+from workloads import (
+    WORKLOADS,
+    Analysis,
+    Streams,
+    TraceError,
+    WorkloadsError,
+    WorkloadTable,
+    analyze,
+    convert_workload,
+    make_workload,
+)
+
+BAR = 40
+"""Characters of a full bar."""
+SLOTS = 16
+"""Session slots of a workload that no scenario gives any."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A workload and what its scenario, if it has one, says of the fleet."""
+
+    workload: WorkloadTable
+    seed: int = 42
+    slots: int = SLOTS
+    replicas: int = 8
+    preset: str = DEFAULT_PRESET
+
+
+def find_workload(what: str, *, trace_format: str | None = None) -> Source:
+    """A trace file, a scenario or a workload kind with its defaults. Raises UsageError."""
+    try:
+        if Path(what).is_file() and not what.endswith(".toml"):
+            return Source(make_workload({"kind": "trace", "path": what, "format": trace_format or "auto"}))
+        if what in WORKLOADS and what not in builtin_names():
+            return Source(make_workload({"kind": what}))
+        scenario = load_scenario(what)
+        slots = scenario.load.concurrency or SLOTS
+        workload = make_workload(scenario.workload)
+    except WorkloadsError as error:
+        raise UsageError(str(error)) from error
+    return Source(workload, scenario.seed, slots, len(scenario.fleet.names), scenario.preset_ref)
+
+
+def analyze_command(
+    what: str,
+    *,
+    trace_format: str | None,
+    replicas: int | None,
+    preset_name: str | None,
+    prefill_fraction: float | None,
+    blocks_per_replica: int | None,
+    requests_max: int | None,
+    as_json: bool,
+) -> int:
+    """Prints the figures, the curve of hit rate against cache size, and a verdict in words."""
+    source = find_workload(what, trace_format=trace_format)
+    replicas = source.replicas if replicas is None else replicas
+    try:
+        preset = load_preset(preset_name or source.preset)
+        found = analyze(
+            source.workload,
+            Streams(source.seed),
+            replicas=(1, 2, 4, 8, 16, 32, replicas),
+            concurrency=source.slots,
+            requests_max=requests_max,
+        )
+        if not found.requests:
+            raise UsageError(f"{what} holds no request: there is nothing to analyse")
+        share = (
+            prefill_fraction if prefill_fraction is not None else prefill_share(found, preset, source.slots / replicas)
+        )
+        verdict = found.verdict(replicas, share, blocks_per_replica)
+    except (WorkloadsError, MockEngineError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    if as_json:
+        document = {
+            "analysis": msgspec.to_builtins(found),
+            "prefill_fraction": share,
+            "verdict": msgspec.to_builtins(verdict),
+        }
+        print(msgspec.json.format(msgspec.json.encode(document)).decode())
+        return 0
+    estimated = "given" if prefill_fraction is not None else f"estimated with {preset.name}"
+    say = Console(highlight=False)
+    say.print(_figures(what, found, share, estimated, replicas))
+    say.print(_curve(found))
+    say.print(f"verdict: {verdict.text}")
+    return 0
+
+
+def prefill_share(found: Analysis, preset: Preset, batch: float) -> float:
+    """Share of GPU time that goes to prompts when nothing is cached and `batch` answers are decoded together.
+
+    A prompt costs its tokens and its attention; an output token its share of a decode step at the mean context.
+    """
+    prompt = found.prompt_tokens / found.requests
+    context = round(prompt + found.output_tokens / found.requests / 2)
+    together = max(1, round(batch))
+    prefill = preset.cost.token_ps * prompt + preset.cost.prefill_attention_ps * prompt * prompt / 2
+    step = preset.cost.step_ps(Batch.of(decode_contexts=[context] * together))
+    decode = step / together * (found.output_tokens / found.requests)
+    return prefill / (prefill + decode)
+
+
+def _figures(what: str, found: Analysis, share: float, estimated: str, replicas: int) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), title=what, title_justify="left")
+    rows = [
+        ("requests", f"{found.requests:,} in {found.sessions:,} sessions"),
+        ("different prompts", f"{found.distinct_prompts:,}"),
+        ("prompt tokens", f"{found.prompt_tokens:,}, median {found.prompt_tokens_median:,.0f} a request"),
+        ("output tokens", f"{found.output_tokens:,}"),
+        (f"share a prefix of {found.min_prefix_tokens} tokens or more", f"{found.sharing:.1%} of requests, "
+         f"with one of the last {found.window_requests:,}"),
+        ("mean shared length", "-" if found.shared_tokens_mean is None
+         else f"{found.shared_tokens_mean:,.0f} tokens, {found.shared_fraction_mean:.1%} of the prompt"),
+        ("hit rate of one endless cache", f"{found.hit_rate:.1%} of prompt tokens"),
+        ("prefill share of GPU time", f"{share:.1%} ({estimated}, nothing cached)"),
+    ]  # fmt: skip
+    for dilution in found.dilution:
+        mark = "  <- this fleet" if dilution.replicas == replicas else ""
+        rows.append((f"placed at random on {dilution.replicas}", f"{dilution.hit_rate:.1%}{mark}"))
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _curve(found: Analysis) -> Table:
+    """Hit rate against cache size: where more cache stops paying."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title="hit rate of one LRU cache by size",
+                  title_justify="left")  # fmt: skip
+    table.add_column("blocks", justify="right")
+    table.add_column("tokens", justify="right")
+    table.add_column("hit rate", justify="right")
+    table.add_column("")
+    for blocks, rate in zip(found.cache_blocks, found.cache_hit_rates, strict=True):
+        table.add_row(f"{blocks:,}", f"{blocks * found.block_size:,}", f"{rate:.1%}", "█" * round(BAR * rate))
+    return table
+
+
+def convert_command(source: str, out: Path, *, trace_format: str | None, block_size: int | None) -> int:
+    """Writes a workload or a foreign trace as a native trace with its sidecar."""
+    if out.exists():
+        raise UsageError(f"{out} exists already: name another file, nothing was written")
+    found = find_workload(source, trace_format=trace_format)
+    try:
+        stated = convert_workload(found.workload, out, streams=Streams(found.seed), block_size=block_size)
+    except TraceError as error:
+        raise OutputError(str(error)) from error
+    except WorkloadsError as error:
+        raise UsageError(str(error)) from error
+    print(
+        f"wrote {out}: " + ", ".join(f"{key} {value}" for key, value in stated.items() if isinstance(value, int | str))
+    )
+    return 0
