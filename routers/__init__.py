@@ -6,14 +6,35 @@ router as a process is `python -m routers`.
 
 from routers.config import Options, make_options, parse_option
 from routers.errors import EventError, FleetError, LedgerError, NoReplica, OptionError, RoutersError, WireError
-from routers.hashing import PrefixKeys, local_block_hashes, lora_seed, sequence_hashes
+from routers.explain import Explanation, OptionHelp, policy_explain
+from routers.faults import RouterFaults, faulty_prompt, parse_faults
+from routers.hashing import (
+    PrefixKeys,
+    bloom_positions,
+    local_block_hashes,
+    lora_seed,
+    prefix_token_hashes,
+    sequence_hashes,
+)
 from routers.index import PrefixIndex
+from routers.peers import PeerLoads
 from routers.policies.base import BasePolicy
-from routers.registry import POLICIES, find_policy, make_policy, policy_help, policy_names, register_policy
+from routers.prompts import HashedPrompt, Prompt, TextPrompt, TokenPrompt
+from routers.ramp import Ramp
+from routers.registry import (
+    POLICIES,
+    find_policy,
+    make_policy,
+    policy_help,
+    policy_names,
+    refuse_oracle,
+    register_policy,
+)
 from routers.ring import HashRing
-from routers.router import Router
+from routers.router import Belief, Router
 from routers.sequences import ActiveSequences
 from routers.view import (
+    Bloom,
     Cleared,
     Decision,
     Dispatched,
@@ -23,23 +44,22 @@ from routers.view import (
     Finished,
     FirstToken,
     FleetView,
-    HashedPrompt,
     KvEvent,
     KvEvents,
     Metrics,
     Observation,
+    Oracle,
+    PeerLoad,
     Policy,
     Progress,
-    Prompt,
     Removed,
     ReplicaAdded,
     ReplicaDraining,
     ReplicaRemoved,
     ReplicaView,
+    ReportedPrefixes,
     Signal,
     Stored,
-    TextPrompt,
-    TokenPrompt,
     TurnView,
 )
 
@@ -47,12 +67,15 @@ __all__ = [
     "POLICIES",
     "ActiveSequences",
     "BasePolicy",
+    "Belief",
+    "Bloom",
     "Cleared",
     "Decision",
     "Dispatched",
     "EngineMetrics",
     "EventError",
     "EventGap",
+    "Explanation",
     "Failed",
     "Finished",
     "FirstToken",
@@ -67,18 +90,25 @@ __all__ = [
     "NoReplica",
     "Observation",
     "OptionError",
+    "OptionHelp",
     "Options",
+    "Oracle",
+    "PeerLoad",
+    "PeerLoads",
     "Policy",
     "PrefixIndex",
     "PrefixKeys",
     "Progress",
     "Prompt",
+    "Ramp",
     "Removed",
     "ReplicaAdded",
     "ReplicaDraining",
     "ReplicaRemoved",
     "ReplicaView",
+    "ReportedPrefixes",
     "Router",
+    "RouterFaults",
     "RoutersError",
     "Signal",
     "Stored",
@@ -86,14 +116,20 @@ __all__ = [
     "TokenPrompt",
     "TurnView",
     "WireError",
+    "bloom_positions",
+    "faulty_prompt",
     "find_policy",
     "local_block_hashes",
     "lora_seed",
     "make_options",
     "make_policy",
+    "parse_faults",
     "parse_option",
+    "policy_explain",
     "policy_help",
     "policy_names",
+    "prefix_token_hashes",
+    "refuse_oracle",
     "register_policy",
     "sequence_hashes",
 ]

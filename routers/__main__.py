@@ -18,8 +18,11 @@ from urllib.parse import urlsplit
 
 from routers.config import parse_option
 from routers.errors import RoutersError, StartError
+from routers.faults import FAULTS, parse_faults
+from routers.peers import PeerLoads
 from routers.proxy import ProxyConfig
-from routers.registry import make_policy, policy_help, policy_names
+from routers.ramp import Ramp
+from routers.registry import make_policy, policy_help, policy_names, refuse_oracle
 from routers.service import ReplicaAddress, Service, ServiceConfig
 from routers.view import Signal
 
@@ -109,6 +112,40 @@ def build_parser() -> argparse.ArgumentParser:
         default=defaults.metrics_interval_ms,
         help="how often policies that need it read /metrics (default: %(default)s)",
     )
+    parser.add_argument(
+        "--prefix-interval-ms",
+        type=int,
+        default=defaults.prefix_interval_ms,
+        help="how often policies that need it read /prefix_cache_state (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ramp-s",
+        type=float,
+        default=defaults.ramp_s,
+        metavar="S",
+        help="let a replica that joins later in bit by bit, from 10 %% of turns to all in S seconds (default: off)",
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="another router of this kind before the same replicas, to exchange load with; repeat it (default: none)",
+    )
+    parser.add_argument(
+        "--peer-delay-ms",
+        type=float,
+        default=defaults.peer_delay_ms,
+        metavar="MS",
+        help="age at which what a peer said counts, on top of the transport's own (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="NAME[=N]",
+        help=f"commit a fault that routers in the field commit: {', '.join(FAULTS)}; repeat it (default: none)",
+    )
     parser.add_argument("--log-file", type=Path, metavar="FILE", help="append one JSON line per request here")
     parser.add_argument(
         "--epoch-ns",
@@ -131,8 +168,15 @@ def read_arguments(arguments: Sequence[str]) -> ServiceConfig:
         raise StartError("no replica to route to: give at least one --replica NAME=http://HOST:PORT")
     if not 0 <= given.port <= 65535:
         raise StartError(f"--port {given.port} is no port: give one from 1 to 65535, or 0 for any free one")
-    if given.metrics_interval_ms < 1:
-        raise StartError(f"--metrics-interval-ms {given.metrics_interval_ms} cannot work: give at least 1")
+    for flag in ("metrics_interval_ms", "prefix_interval_ms"):
+        if getattr(given, flag) < 1:
+            name = flag.replace("_", "-")
+            raise StartError(f"--{name} {getattr(given, flag)} cannot work: give at least 1")
+    for url in given.peer:
+        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise StartError(f"--peer {url!r} is no router's URL: give http://HOST:PORT")
+    if given.peer_delay_ms and not given.peer:
+        raise StartError(f"--peer-delay-ms {given.peer_delay_ms:g} delays nothing: give --peer http://HOST:PORT, too")
     config = ServiceConfig(
         policy=given.policy,
         options=dict(parse_option(text) for text in given.option),
@@ -144,9 +188,20 @@ def read_arguments(arguments: Sequence[str]) -> ServiceConfig:
         log_file=given.log_file,
         epoch_ns=given.epoch_ns,
         metrics_interval_ms=given.metrics_interval_ms,
-        proxy=ProxyConfig(session_header=given.session_header, retry_refused=not given.no_retry),
+        prefix_interval_ms=given.prefix_interval_ms,
+        ramp_s=given.ramp_s,
+        peers=tuple(url.rstrip("/") for url in given.peer),
+        peer_delay_ms=given.peer_delay_ms,
+        proxy=ProxyConfig(
+            session_header=given.session_header,
+            retry_refused=not given.no_retry,
+            faults=parse_faults(given.fault),
+        ),
     )
-    make_policy(config.policy, config.options, block_size=config.block_size)  # refuse now what would fail later
+    # Refuse now what would fail later.
+    refuse_oracle(make_policy(config.policy, config.options, block_size=config.block_size), config.policy)
+    Ramp(config.ramp_s)
+    PeerLoads(round(1000 * config.peer_delay_ms))
     return config
 
 

@@ -23,6 +23,7 @@ class GenerationBody(msgspec.Struct):
     max_completion_tokens: int | None = None
     priority: int | None = None
     session_id: str | None = None
+    cache_salt: str | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -63,19 +64,63 @@ def prompt_ids(body: GenerationBody) -> list[int] | None:
     return None
 
 
-def prompt_text(body: GenerationBody) -> str | None:
-    """Text of a prompt, or of the messages joined by newlines; None for several prompts and for ids."""
+def prompt_text(body: GenerationBody, join: str = "\n") -> str | None:
+    """Text of a prompt, or of the messages joined; None for ids, and for several prompts unless joined by a space.
+
+    Joined by a newline as production-stack does, by a space without empty ones as SGLang's gateway, by nothing, parts
+    of a message included, as Ray.
+    """
     if given(body.messages):
         messages = _anything(body.messages)
         if not isinstance(messages, list):
             return None
-        return "\n".join(_content(message) for message in messages)
+        contents = [_content(message, join) for message in messages]
+        return join.join(filter(None, contents) if join == " " else contents)
     if not given(body.prompt):
         return None
     value = _anything(body.prompt)
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        value = join.join(value) if len(value) == 1 or join != "\n" else None
     return value if isinstance(value, str) else None
+
+
+def cut_body(body: GenerationBody, raw: bytes, kept: int) -> GenerationBody:
+    """The body as one sees it who reads its first `kept` bytes only: a prompt ends where they end, the messages too.
+    Small fields are read whole, wherever they stand."""
+    if len(raw) <= kept:
+        return body
+    fields = {name: getattr(body, name) for name in body.__struct_fields__}
+    for name in ("prompt", "messages"):
+        value = bytes(getattr(body, name))
+        start = raw.find(value) if value else -1
+        if start >= 0 and start + len(value) > kept:
+            fields[name] = msgspec.Raw(_cut(value, max(0, kept - start)))
+    return GenerationBody(**fields)
+
+
+def _cut(value: bytes, kept: int) -> bytes:
+    """Valid JSON for the first `kept` bytes of a JSON value: a text, a list of ids, or a list of messages."""
+    whole = _ANY.decode(value)
+    if isinstance(whole, str):
+        return msgspec.json.encode(whole.encode("utf-8", "surrogatepass")[: max(0, kept - 1)].decode("utf-8", "ignore"))
+    if not isinstance(whole, list):
+        return b"null"
+    found: list[Any] = []
+    left = kept - 1
+    for item in whole:
+        size = len(msgspec.json.encode(item)) + 1
+        if size > left:
+            if isinstance(item, str):
+                found.append(item.encode()[: max(0, left)].decode("utf-8", "ignore"))
+            elif isinstance(item, list):  # one prompt of ids in a list of its own
+                found.append(item[: max(0, left) * len(item) // size])
+            elif isinstance(item, dict) and isinstance(item.get("content"), str):
+                short = item["content"].encode()[: max(0, left)].decode("utf-8", "ignore")
+                found.append({**item, "content": short})
+            break
+        left -= size
+        found.append(item)
+    return msgspec.json.encode(found)
 
 
 def _anything(raw: msgspec.Raw) -> Any:
@@ -85,11 +130,11 @@ def _anything(raw: msgspec.Raw) -> Any:
         return None
 
 
-def _content(message: Any) -> str:
+def _content(message: Any, join: str) -> str:
     content = message.get("content") if isinstance(message, dict) else None
     if isinstance(content, str):
         return content
     if isinstance(content, list):
         parts = (part.get("text") for part in content if isinstance(part, dict))
-        return " ".join(part for part in parts if isinstance(part, str))
+        return ("" if join == "" else " ").join(part for part in parts if isinstance(part, str))
     return ""

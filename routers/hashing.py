@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -50,6 +51,13 @@ def local_block_hashes(
     return np.array([digest(data[at : at + step], seed) for at in range(0, count * step, step)], dtype=np.uint64)
 
 
+def with_extra_keys(content: int, extra_keys: Sequence[object]) -> int:
+    """Content hash of a block that the engine tells apart from others of the same tokens: by a salt, an image."""
+    return xxhash.xxh3_64_intdigest(
+        content.to_bytes(8, "little") + msgspec.msgpack.encode(list(extra_keys)), LOCAL_SEED
+    )
+
+
 def sequence_hashes(local_hashes: Sequence[int] | npt.NDArray[np.uint64]) -> list[int]:
     """Dynamo's chained hashes: s0 = local0, s_i = XXH3-64(LE64(s_(i-1)) || LE64(local_i), seed 1337)."""
     chained: list[int] = []
@@ -61,6 +69,26 @@ def sequence_hashes(local_hashes: Sequence[int] | npt.NDArray[np.uint64]) -> lis
             )
         chained.append(value)
     return chained
+
+
+def prefix_token_hashes(token_ids: Sequence[int] | npt.NDArray[np.integer], block_size: int) -> list[int]:
+    """XXH3-64 with seed 1337 over the u32 little-endian tokens of every leading run of full blocks, shortest first:
+    the `token_hash` by which an engine that reports its prefixes and a router name them alike."""
+    count = len(token_ids) // block_size
+    data = memoryview(np.asarray(token_ids[: count * block_size], dtype=np.int64).astype("<u4").tobytes())
+    step, running = 4 * block_size, xxhash.xxh3_64(seed=LOCAL_SEED)
+    found = []
+    for at in range(0, count * step, step):
+        running.update(data[at : at + step])
+        found.append(running.intdigest())
+    return found
+
+
+def bloom_positions(value: int, bits: int, hashes: int) -> list[int]:
+    """Bits that a 64-bit hash sets in a Bloom filter of that many bits: (low + i * high) mod bits for i < hashes, where
+    low and high are its lower and upper 32 bits, high made odd. Bit p is bit p % 8 of byte p // 8."""
+    low, high = value & 0xFFFFFFFF, (value >> 32) | 1
+    return [(low + i * high) % bits for i in range(hashes)]
 
 
 def mix(content: int, depth: int) -> int:

@@ -16,6 +16,8 @@ class Entry(msgspec.Struct):
     prompt_tokens: int
     routed_us: int
     first_token: bool = False
+    rule: str = ""
+    believed: int | None = None  # tokens that the policy thought the replica would serve from its cache
 
 
 class Ledger:
@@ -37,13 +39,22 @@ class Ledger:
         """Prompt tokens of the requests in flight, as far as prompts were known."""
         return self._tokens.get(replica, 0)
 
-    def open(self, request_id: str, replica: str, prompt_tokens: int, now_us: int) -> None:
+    def open(
+        self,
+        request_id: str,
+        replica: str,
+        prompt_tokens: int,
+        now_us: int,
+        *,
+        rule: str = "",
+        believed: int | None = None,
+    ) -> None:
         if request_id in self._entries:
             raise LedgerError(
                 f"request {request_id!r} is already in flight on {self._entries[request_id].replica}: "
                 f"end it first, or route the new one under another id"
             )
-        self._entries[request_id] = Entry(replica, prompt_tokens, now_us)
+        self._entries[request_id] = Entry(replica, prompt_tokens, now_us, rule=rule, believed=believed)
         self._requests[replica] = self._requests.get(replica, 0) + 1
         self._tokens[replica] = self._tokens.get(replica, 0) + prompt_tokens
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -19,13 +20,16 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from routers.body import GenerationBody, read_body
+from routers.body import GenerationBody, cut_body, read_body
+from routers.breaker import Breaker
 from routers.errors import BrokenError, NoReplica, RefusedError, UpstreamError
+from routers.faults import NO_FAULTS, RouterFaults
+from routers.prompts import Prompt
 from routers.requestlog import RequestLog
 from routers.router import Router
 from routers.tokens import TokenSource, text_prompt
 from routers.upstream import as_upstream_error, request_headers, response_headers, send
-from routers.view import Decision, Prompt, Signal, TurnView
+from routers.view import Decision, Signal, TurnView
 
 CLIENT_LEFT = 499  # logged, never sent: nobody is there to read it
 
@@ -60,6 +64,7 @@ def generates(method: str, path: str) -> bool:
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
     session_header: str = "X-Session-ID"  # as vLLM reads it
     retry_refused: bool = True  # one more replica, if no connection came about and nothing reached the client
+    faults: RouterFaults = NO_FAULTS
 
 
 class _Life(msgspec.Struct):
@@ -77,6 +82,7 @@ class _Life(msgspec.Struct):
     error: str | None = None
     attempts: int = 0
     output_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 class Proxy:
@@ -102,6 +108,9 @@ class Proxy:
         self._wants_progress = router.wants_progress
         self._in_turn = itertools.count()
         self._session_key = self.config.session_header.lower()
+        strikes = self.config.faults.breaker_on_client_errors
+        self._breaker = Breaker(strikes) if strikes is not None else None
+        self._text_join: str = getattr(router.policy, "text_join", "\n")
 
     # -- generation: through the policy --------------------------------------------------------------------------
 
@@ -117,7 +126,8 @@ class Proxy:
                 headers["X-Request-Id"] = life.request_id  # so that both ends write the same id
             tried: set[str] = set()
             while True:
-                decision = self.router.route(turn, self._now_us(), exclude=tried)
+                shut = self._breaker.open(self._now_us()) if self._breaker is not None else set()
+                decision = self.router.route(turn, self._now_us(), exclude=tried | shut)
                 key = turn.request_id
                 life.decision, life.routed_us = decision, self._now_us()
                 life.attempts += 1
@@ -135,8 +145,13 @@ class Proxy:
                     return self._bad_gateway(decision.replica, error, life)
                 else:
                     response = await self._relay(request, upstream, key, life)
+                    if self._breaker is not None:
+                        if upstream.status >= 400:
+                            self._breaker.failed(decision.replica, self._now_us())
+                        else:
+                            self._breaker.served(decision.replica)
                     if life.error is None and upstream.status < 500:
-                        self.router.finished(key, life.output_tokens, self._now_us())
+                        self.router.finished(key, life.output_tokens, self._now_us(), cached_tokens=life.cached_tokens)
                         key = None
                     return response
         except NoReplica as error:
@@ -162,12 +177,15 @@ class Proxy:
         body: GenerationBody | None = None
         if Signal.TOKENS in needs or Signal.TEXT in needs or (Signal.SESSION_ID in needs and session_id is None):
             body = read_body(raw)
+        kept = self.config.faults.body_truncate_bytes
+        if kept is not None and body is not None:
+            body = cut_body(body, raw, kept)
         prompt: Prompt | None = None
         if Signal.TOKENS in needs:
             prompt = await self._tokens.prompt(body, self._ask_url(), self.lora_names)
             life.prompt_tokens = prompt.tokens if prompt is not None else None
         elif Signal.TEXT in needs:
-            prompt = text_prompt(body)
+            prompt = text_prompt(body, self._text_join)
         if session_id is None and body is not None:
             session_id = body.session_id
         life.session_id = session_id
@@ -206,6 +224,7 @@ class Proxy:
             await response.prepare(request)
             write, next_chunk = response.write, upstream.content.readany
             streamed = 0
+            before = last = b""
             while True:
                 try:
                     chunk = await next_chunk()
@@ -220,10 +239,13 @@ class Proxy:
                             self.router.first_token(key, now_us)
                     if self._wants_progress:
                         streamed = self._progress(key, chunk, streamed)
+                    before, last = last, chunk
                 await write(chunk)
             await response.write_eof()
             if life is not None and self._wants_progress:
                 life.output_tokens = streamed
+            if life is not None and life.decision is not None and life.decision.believed_hit_tokens is not None:
+                life.cached_tokens = cached_tokens(before + last)
             return response
         finally:
             if upstream.content.at_eof():
@@ -316,8 +338,19 @@ class Proxy:
                 "prompt_tokens": life.prompt_tokens,
                 "attempts": life.attempts,
                 "scores": decision.scores if decision is not None else None,
+                "cached_tokens": life.cached_tokens,
             }
         )
+
+
+_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+_USAGE_BYTES = 4096  # the end of an answer, where its usage stands
+
+
+def cached_tokens(end: bytes) -> int | None:
+    """What the end of an answer, streamed or not, says was served from the cache; None where it says nothing."""
+    found = _CACHED.findall(end[-_USAGE_BYTES:])
+    return int(found[-1]) if found else None
 
 
 def _target(request: web.BaseRequest) -> str:

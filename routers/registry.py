@@ -17,15 +17,20 @@ from routers.config import Options, make_options
 from routers.errors import OptionError
 from routers.policies.affinity import PureKvAffinity
 from routers.policies.base import BasePolicy
-from routers.policies.blend import AffinityLoadScore
+from routers.policies.blend import AffinityLoadScore, ReportedPrefixesPolicy
 from routers.policies.dynamo import DynamoApprox, DynamoKv, DynamoLoadAware
+from routers.policies.gateway import SglangCacheAware, SmgCacheAware, VllmCacheAware
+from routers.policies.llmd import LlmdApproxPrefix, LlmdPrecisePrefix
 from routers.policies.load import LeastRequests, LeastTokens, PowerOfTwo, RandomChoice, RoundRobin
 from routers.policies.prefix import PrefixHash
+from routers.policies.ray import RayPrefixAffinity
+from routers.policies.references import Clairvoyant, LowestCompletedQps
 from routers.policies.rings import RayConsistentHash, VllmConsistentHash
 from routers.policies.session import SessionModulo, SessionRing, SessionRingValve
+from routers.policies.stack import StackLoadAware, StackPrefixAware
 from routers.policies.sticky import StickyLeastLoaded, VerlStickyInflight
 from routers.policies.vllm import VllmKvAware
-from routers.view import Policy
+from routers.view import Policy, Signal
 
 ENTRY_POINTS = "routebench.policies"
 
@@ -43,12 +48,23 @@ POLICIES: dict[str, type[BasePolicy]] = {
     "sticky-least-loaded": StickyLeastLoaded,
     "verl-sticky-inflight": VerlStickyInflight,
     "prefix-hash": PrefixHash,
+    "ray-prefix-affinity": RayPrefixAffinity,
+    "sglang-cache-aware": SglangCacheAware,
+    "smg-cache-aware": SmgCacheAware,
+    "vllm-cache-aware": VllmCacheAware,
+    "stack-prefix-aware": StackPrefixAware,
+    "llmd-approx-prefix": LlmdApproxPrefix,
     "dynamo-approx": DynamoApprox,
+    "reported-prefixes": ReportedPrefixesPolicy,
     "pure-kv-affinity": PureKvAffinity,
     "dynamo-kv": DynamoKv,
     "dynamo-load-aware": DynamoLoadAware,
     "vllm-kv-aware": VllmKvAware,
+    "llmd-precise-prefix": LlmdPrecisePrefix,
+    "stack-load-aware": StackLoadAware,
     "affinity-load-score": AffinityLoadScore,
+    "clairvoyant": Clairvoyant,
+    "lowest-completed-qps": LowestCompletedQps,
 }
 
 
@@ -104,6 +120,15 @@ def policy_help(name: str) -> str:
     """One line on what the policy does."""
     kind, _ = find_policy(name)
     return getattr(kind, "about", "") or (kind.__doc__ or "").strip().partition("\n")[0] or "no description"
+
+
+def refuse_oracle(policy: Policy, name: str) -> None:
+    """For whoever drives a policy live: raises OptionError if only a simulation can serve it."""
+    if Signal.ORACLE in policy.needs:
+        raise OptionError(
+            f"policy {name!r} knows true lengths and caches, which only a simulation can tell: "
+            f"run it with --mode sim, or take another one here"
+        )
 
 
 def _entry_points() -> list[importlib.metadata.EntryPoint]:

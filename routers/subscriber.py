@@ -36,6 +36,7 @@ class Subscriber:
         now_us: Callable[[], int],
         context: zmq.asyncio.Context,
         lora_names: set[str] | None = None,
+        ignore_extra_keys: bool = False,
     ) -> None:
         self.replica = replica
         self.stream = EventStream(replay=replay is not None)
@@ -48,25 +49,31 @@ class Subscriber:
         self._now_us = now_us
         self._lora_names = lora_names if lora_names is not None else set()
         self._context = context
+        self._ignore_extra_keys = ignore_extra_keys
 
     async def run(self) -> None:
         """Until cancelled."""
+        socket = self.connect()
+        try:
+            while True:
+                await self._message(await socket.recv_multipart())
+        finally:
+            socket.close()
+
+    def connect(self) -> zmq.asyncio.Socket:
+        """A subscribed socket, or StartError for an address that cannot be one; nothing is known of who listens."""
         socket = self._context.socket(zmq.SUB)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.RCVHWM, 0)
         socket.setsockopt(zmq.SUBSCRIBE, b"")
         try:
-            try:
-                socket.connect(self._endpoint)
-            except zmq.ZMQError as error:
-                raise StartError(
-                    f"replica {self.replica}: cannot subscribe to {self._endpoint!r} ({error}): "
-                    f"give events=tcp://HOST:PORT"
-                ) from error
-            while True:
-                await self._message(await socket.recv_multipart())
-        finally:
+            socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
             socket.close()
+            raise StartError(
+                f"replica {self.replica}: cannot subscribe to {self._endpoint!r} ({error}): give events=tcp://HOST:PORT"
+            ) from error
+        return socket
 
     def report(self) -> dict[str, Any]:
         return {
@@ -94,7 +101,9 @@ class Subscriber:
         while todo:
             effect = todo.pop(0)
             if isinstance(effect, Apply):
-                events = to_events(effect.batch, self._block_size, self.skipped)
+                events = to_events(
+                    effect.batch, self._block_size, self.skipped, ignore_extra_keys=self._ignore_extra_keys
+                )
                 self._lora_names.update(name for event in events if (name := getattr(event, "lora_name", None)))
                 if events:
                     self._router.kv_events(self.replica, events, self._now_us())

@@ -14,7 +14,8 @@ import msgspec
 
 from routers.body import GenerationBody, given, prompt_ids, prompt_text
 from routers.errors import EventError
-from routers.view import Prompt, TextPrompt, TokenPrompt
+from routers.faults import NO_FAULTS, RouterFaults
+from routers.prompts import Prompt, TextPrompt, TokenPrompt
 
 ASK_TIMEOUT_S = 2.0
 
@@ -40,8 +41,9 @@ _REPLY = msgspec.json.Decoder(_Tokens)
 class TokenSource:
     """`block_size`: the ids are hashed here, where a value that is no token id shows."""
 
-    def __init__(self, session: aiohttp.ClientSession, block_size: int) -> None:
+    def __init__(self, session: aiohttp.ClientSession, block_size: int, faults: RouterFaults = NO_FAULTS) -> None:
         self.stats = TokenStats()
+        self._faults = faults
         self._session = session
         self._block_size = block_size
 
@@ -54,8 +56,8 @@ class TokenSource:
         ids = prompt_ids(body)
         if ids is not None:
             self.stats.from_body += 1
-            return self._checked(ids, None, lora)
-        question = _question(body)
+            return self._checked(ids, None, lora, body.cache_salt)
+        question = _question(body, as_text=self._faults.template_mismatch)
         if question is None:
             self.stats.unreadable += 1
             return None
@@ -66,10 +68,10 @@ class TokenSource:
             self.stats.failed += 1
             return None
         self.stats.asked += 1
-        return self._checked(ids, prompt_text(body), lora)
+        return self._checked(ids, prompt_text(body), lora, body.cache_salt)
 
-    def _checked(self, ids: list[int], text: str | None, lora: str | None) -> Prompt | None:
-        prompt = TokenPrompt(ids, text, lora)
+    def _checked(self, ids: list[int], text: str | None, lora: str | None, salt: str | None) -> Prompt | None:
+        prompt = TokenPrompt(ids, text, lora, None if self._faults.ignore_extra_keys else salt)
         try:
             prompt.block_hashes(self._block_size)
         except EventError:
@@ -92,15 +94,16 @@ class TokenSource:
             return None
 
 
-def text_prompt(body: GenerationBody | None) -> Prompt | None:
-    """For policies that read text alone."""
-    text = prompt_text(body) if body is not None else None
+def text_prompt(body: GenerationBody | None, join: str = "\n") -> Prompt | None:
+    """For policies that read text alone, a chat's messages joined as theirs are."""
+    text = prompt_text(body, join) if body is not None else None
     return TextPrompt(text) if text is not None else None
 
 
-def _question(body: GenerationBody) -> dict[str, Any] | None:
-    """Body for `/tokenize`, with the request's own wishes about templates and special tokens."""
-    if given(body.messages):
+def _question(body: GenerationBody, *, as_text: bool = False) -> dict[str, Any] | None:
+    """Body for `/tokenize`, with the request's own wishes about templates and special tokens. `as_text` is the fault of
+    asking for the plain text of a chat."""
+    if given(body.messages) and not as_text:
         question: dict[str, Any] = {"messages": body.messages}
         fields = (*_COMMON_FIELDS, *_CHAT_FIELDS)
     else:

@@ -2,8 +2,7 @@
 
 Everything here is frozen. A policy gets a `TurnView` and a `FleetView`, answers with a `Decision`, and learns
 of the world only through `Observation` values; whatever is not written here (true output lengths, the engine's
-Python) no policy can know. The odd thing: a `Prompt` is lazy, so that hashing tokens is paid for only by a
-policy that asks, and the simulation can answer from spans without ever making a token.
+Python) no policy can know. The one exception is marked as such: an `Oracle` exists in a simulation alone.
 """
 
 from __future__ import annotations
@@ -13,13 +12,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from routers.errors import EventError, FleetError
-from routers.hashing import local_block_hashes
-
-Hashes = Sequence[int] | npt.NDArray[np.uint64]
+from routers.errors import FleetError
+from routers.hashing import bloom_positions
+from routers.prompts import Prompt
 
 
 class Signal(StrEnum):
@@ -31,105 +27,32 @@ class Signal(StrEnum):
     KV_EVENTS = "kv_events"
     ENGINE_METRICS = "engine_metrics"
     REPORTED_PREFIXES = "reported_prefixes"
+    ORACLE = "oracle"
+    """The truth, which only a simulation can supply (see `Oracle`); asking for it live is an error."""
 
 
-class Prompt(Protocol):
-    """A prompt as somebody tokenised it."""
+class Oracle(Protocol):
+    """What a simulation knows and a router cannot. A policy that needs `Signal.ORACLE` gets it by `consult(oracle)`.
 
-    @property
-    def tokens(self) -> int:
-        """Length in tokens; 0 when only the text is known."""
+    Times are model times in microseconds, without rounding. A request is known from before its decision.
+    """
 
-    def block_hashes(self, block_size: int) -> Hashes:
-        """Content hash of each full block, not chained (live: XXH3-64 as Dynamo's local hash)."""
+    def prompt_tokens(self, request_id: str) -> int: ...
 
-    def token_ids(self) -> Sequence[int]: ...
+    def output_tokens(self, request_id: str) -> int:
+        """True length of the answer."""
 
-    def text(self) -> str | None: ...
+    def cached_tokens(self, request_id: str, replica: str) -> int:
+        """Prompt tokens that the replica would serve from its cache at this instant."""
 
+    def cache_tokens(self, replica: str) -> int:
+        """Tokens that its cache can hold."""
 
-class TokenPrompt:
-    """A prompt known by its token ids, hashed once per block size when first asked."""
+    def prefill_us(self, replica: str, tokens: int) -> float:
+        """Engine time for so many prompt tokens; 0 for none."""
 
-    __slots__ = ("_hashes", "_ids", "_lora_name", "_text")
-
-    def __init__(self, token_ids: Sequence[int], text: str | None = None, lora_name: str | None = None) -> None:
-        self._ids = token_ids
-        self._text = text
-        self._lora_name = lora_name
-        self._hashes: dict[int, npt.NDArray[np.uint64]] = {}
-
-    @property
-    def tokens(self) -> int:
-        return len(self._ids)
-
-    def block_hashes(self, block_size: int) -> npt.NDArray[np.uint64]:
-        hashes = self._hashes.get(block_size)
-        if hashes is None:
-            hashes = self._hashes[block_size] = local_block_hashes(self._ids, block_size, self._lora_name)
-        return hashes
-
-    def token_ids(self) -> Sequence[int]:
-        return self._ids
-
-    def text(self) -> str | None:
-        return self._text
-
-
-class HashedPrompt:
-    """A prompt known by its length and the content hashes of its full blocks; has no tokens to give."""
-
-    __slots__ = ("_block_size", "_hashes", "_tokens")
-
-    def __init__(self, tokens: int, hashes: Hashes, block_size: int) -> None:
-        if len(hashes) != tokens // block_size:
-            raise EventError(
-                f"{len(hashes)} block hashes cannot describe {tokens} tokens in blocks of {block_size}: "
-                f"give one hash per full block, {tokens // block_size} in all"
-            )
-        self._tokens = tokens
-        self._hashes = hashes
-        self._block_size = block_size
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens
-
-    def block_hashes(self, block_size: int) -> Hashes:
-        if block_size != self._block_size:
-            raise EventError(
-                f"this prompt is hashed in blocks of {self._block_size} tokens and was asked for {block_size}: "
-                f"give the policy block_size={self._block_size}"
-            )
-        return self._hashes
-
-    def token_ids(self) -> Sequence[int]:
-        raise EventError("this prompt is known by block hashes only: a policy that reads token ids needs a TokenPrompt")
-
-    def text(self) -> str | None:
-        return None
-
-
-class TextPrompt:
-    """A prompt of which only the text is known."""
-
-    __slots__ = ("_text",)
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    @property
-    def tokens(self) -> int:
-        return 0
-
-    def block_hashes(self, block_size: int) -> Hashes:
-        return ()
-
-    def token_ids(self) -> Sequence[int]:
-        return ()
-
-    def text(self) -> str | None:
-        return self._text
+    def decode_us(self, replica: str, requests: int, context_tokens: int) -> float:
+        """One decode step of a batch of so many requests with so much context in sum."""
 
 
 class TurnView(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,8 +81,22 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     at_us: int = 0
 
 
+class PeerLoad(msgspec.Struct, frozen=True):
+    """What one ingress, or all others together, have in flight on a replica. The last two are what policies that book
+    prefill and decode blocks owe there; others share none."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    prefill_tokens: int = 0
+    active_blocks: int = 0
+
+
+NO_LOAD = PeerLoad()
+
+
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica as the router knows it. `in_flight*` are this router's own counts, never the engine's."""
+    """One replica as the router knows it. `in_flight*` are what routers count, never the engine's: this router's own
+    requests, and those that its peers told of where ingresses share their load (`elsewhere`, included)."""
 
     name: str
     url: str | None = None
@@ -168,18 +105,25 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     metrics: EngineMetrics | None = None
     added_us: int = 0
+    elsewhere: PeerLoad = NO_LOAD
 
 
 class FleetView:
     """The routable replicas in stable order (the order of being added), and the instant of the decision."""
 
-    __slots__ = ("_by_name", "draining", "now_us", "replicas")
+    __slots__ = ("_by_name", "draining", "now_us", "ramping", "replicas")
 
     def __init__(
-        self, replicas: Sequence[ReplicaView], *, now_us: int = 0, draining: Sequence[ReplicaView] = ()
+        self,
+        replicas: Sequence[ReplicaView],
+        *,
+        now_us: int = 0,
+        draining: Sequence[ReplicaView] = (),
+        ramping: Sequence[ReplicaView] = (),
     ) -> None:
         self.replicas = tuple(replicas)
         self.draining = tuple(draining)
+        self.ramping = tuple(ramping)  # in good health and kept from this one turn, because they are new
         self.now_us = now_us
         self._by_name: dict[str, ReplicaView] | None = None
 
@@ -318,6 +262,34 @@ class Metrics(msgspec.Struct, frozen=True):
     at_us: int
 
 
+class Bloom(msgspec.Struct, frozen=True):
+    """A set of prefix hashes that may say yes in error and never no (see `hashing.bloom_positions`)."""
+
+    data: bytes
+    hashes: int
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int) or not self.data:
+            return False
+        places = bloom_positions(value, 8 * len(self.data), self.hashes)
+        return all(self.data[place >> 3] >> (place & 7) & 1 for place in places)
+
+
+class ReportedPrefixes(msgspec.Struct, frozen=True):
+    """What a replica says that its cache holds: some of its prefixes as (hash, blocks), or a Bloom filter of all.
+
+    Hashes are `hashing.prefix_token_hashes`; with `by_content` (in a simulation, where no tokens are) they are the keys
+    of `hashing.PrefixKeys`. `generation` changes whenever the report does.
+    """
+
+    replica: str
+    generation: int
+    prefixes: tuple[tuple[int, int], ...]
+    at_us: int
+    bloom: Bloom | None = None
+    by_content: bool = False
+
+
 Observation = (
     Dispatched
     | FirstToken
@@ -330,6 +302,7 @@ Observation = (
     | ReplicaDraining
     | ReplicaRemoved
     | Metrics
+    | ReportedPrefixes
 )
 
 

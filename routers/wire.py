@@ -9,12 +9,13 @@ sliding-window group) is left out and counted by reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
 
 from routers.errors import WireError
-from routers.hashing import MASK, local_block_hashes
+from routers.hashing import MASK, local_block_hashes, with_extra_keys
 from routers.view import Cleared, KvEvent, Removed, Stored
 
 # Order of the array form, whose length grew with vLLM's versions (spec of the 0.33 contract, section C).
@@ -106,8 +107,14 @@ def decode_batch(payload: bytes) -> Batch:
     return Batch(float(ts), tuple(_event(event) for event in events), rank)
 
 
-def to_events(batch: Batch, block_size: int, skipped: Skipped) -> tuple[KvEvent, ...]:
-    """Events for an index of blocks of `block_size` tokens; what is left out is counted in `skipped`."""
+def to_events(
+    batch: Batch, block_size: int, skipped: Skipped, *, ignore_extra_keys: bool = False
+) -> tuple[KvEvent, ...]:
+    """Events for an index of blocks of `block_size` tokens; what is left out is counted in `skipped`.
+
+    A block's extra keys (salt, image) are part of its content here, so that only a prompt with the same ones matches;
+    `ignore_extra_keys` is the fault of taking tokens for all there is.
+    """
     found: list[KvEvent] = []
     for event in batch.events:
         if isinstance(event, WireCleared):
@@ -127,6 +134,11 @@ def to_events(batch: Batch, block_size: int, skipped: Skipped) -> tuple[KvEvent,
                 skipped.short += len(content) < len(hashes)
                 complete = min(len(content), len(hashes))
                 content, hashes = content[:complete], hashes[:complete]
+            if event.extra_keys is not None and not ignore_extra_keys:
+                content = [
+                    with_extra_keys(value, rest) if (rest := _beyond_lora(extra, event.lora_name)) else value
+                    for value, extra in zip_longest(content, event.extra_keys[: len(content)])
+                ]
             if hashes:
                 found.append(
                     Stored(
@@ -140,6 +152,14 @@ def to_events(batch: Batch, block_size: int, skipped: Skipped) -> tuple[KvEvent,
                     )
                 )
     return tuple(found)
+
+
+def _beyond_lora(extra: object, lora_name: str | None) -> tuple[Any, ...]:
+    """A block's extra keys without the adapter's name, which stands first and is in the content hash already."""
+    if extra is None:
+        return ()
+    keys = extra if isinstance(extra, tuple) else (extra,)
+    return keys[1:] if lora_name and keys and keys[0] == lora_name else keys
 
 
 def _event(value: object) -> WireEvent:

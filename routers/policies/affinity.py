@@ -29,10 +29,12 @@ from routers.view import (
 
 
 class PureKvAffinityOptions(Options, frozen=True):
-    """`ties`: who wins among equally long matches, no match at all included. `random` as Dynamo's selector, which this
-    policy is a reduction of; `first` herds from the first request on; `least-recent` spreads cold prompts evenly.
+    """As Dynamo's selector, which this policy is a reduction of.
 
-    `count_copies`: whether a block that an engine holds twice takes two removals to go (see `PrefixIndex`)."""
+    - `ties`: who wins among equally long matches, no match at all included. `random` as there; `first` herds from the
+      first request on; `least-recent` spreads cold prompts evenly.
+    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours, see `PrefixIndex`].
+    """
 
     ties: TieBreak = "random"
     count_copies: bool = True
@@ -40,6 +42,12 @@ class PureKvAffinityOptions(Options, frozen=True):
 
 class PureKvAffinity(BasePolicy):
     about = "the replica that holds the longest prefix of the prompt, whatever its load (herds on purpose)"
+    believes = "The engines' KV events say what each replica holds. Load is not looked at."
+    source = 'published comparisons, which describe a router "optimized solely for KV cache overlap"'
+    fails = (
+        "Whenever prompts share a beginning: the first replica that holds it wins every request (144 of 144 in the "
+        "reference example, makespan 3.6 times that of a router that looks at load)."
+    )
     Options = PureKvAffinityOptions
     needs = frozenset({Signal.TOKENS, Signal.KV_EVENTS})
 

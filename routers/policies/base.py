@@ -7,7 +7,7 @@ leaves something to chance, so that a decision without a tie leaves the generato
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from routers.config import Options
@@ -20,10 +20,16 @@ TieBreak = Literal["least-recent", "random", "first"]
 class BasePolicy:
     """Derive, set `needs`, write `choose`; `observe` only if there is something to remember.
 
-    `about` is the line that lists show; `variants` are named option sets (`NAME:variant`).
+    `about` is the line that lists show; `variants` are named option sets (`NAME:variant`). `believes`, `source` and
+    `fails` are what `policy_explain` tells: what the policy holds true of the fleet, where the algorithm is from, and
+    under which conditions it does badly. `text_join` joins the messages of a chat for a policy that reads text.
     """
 
     about: ClassVar[str] = ""
+    believes: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    fails: ClassVar[str] = ""
+    text_join: ClassVar[str] = "\n"
     Options: ClassVar[type[Options]] = Options
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     needs: frozenset[Signal] = frozenset()
@@ -41,6 +47,10 @@ class BasePolicy:
 
     def observe(self, event: Observation) -> None:
         """Nothing to remember."""
+
+    def owed(self, replica: str) -> tuple[int, int]:
+        """Prefill tokens and decode blocks booked on a replica, for ingresses that share their load."""
+        return 0, 0
 
     def stats(self) -> dict[str, Any]:
         """What an operator may want to see of the policy's state; plain JSON values."""
@@ -66,6 +76,40 @@ class Recency:
         last = self._last
         oldest = min(last.get(replica.name, 0) for replica in tied)
         return [replica for replica in tied if last.get(replica.name, 0) == oldest]
+
+
+class ArbitraryOrder:
+    """An order of replicas drawn once, as they join: what "first" means where the real router walks a hash map."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._rank: dict[str, float] = {}
+
+    def join(self, name: str) -> None:
+        if name not in self._rank:
+            self._rank[name] = self._rng.random()
+
+    def leave(self, name: str) -> None:
+        self._rank.pop(name, None)
+
+    def rank(self, name: str) -> float:
+        return self._rank.get(name, 0.0)
+
+    def first(self, replicas: Iterable[ReplicaView]) -> ReplicaView:
+        return min(replicas, key=lambda replica: self.rank(replica.name))
+
+
+def least_loaded(fleet: Iterable[ReplicaView], order: ArbitraryOrder) -> ReplicaView:
+    """Fewest requests in flight, a tie to the first of the order."""
+    return min(fleet, key=lambda replica: (replica.in_flight, order.rank(replica.name)))
+
+
+def imbalanced(fleet: Iterable[ReplicaView], abs_threshold: float, rel_threshold: float) -> bool:
+    """SGLang's gateway's test: the most loaded is above the least loaded by more than a number and by more than a
+    factor; both must hold, so that a fleet with little to do is never called imbalanced."""
+    loads = [replica.in_flight for replica in fleet]
+    low, high = min(loads), max(loads)
+    return high - low > abs_threshold and high > low * rel_threshold
 
 
 def break_tie(

@@ -18,8 +18,12 @@ from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaRe
 
 
 class PrefixHashOptions(Options, frozen=True):
-    """`window_tokens` (512) and `kv_usage_limit` (0.85) as the reference text on prefix-aware routing has them in its
-    second strategy; `capacity` bounds the prefixes remembered, least recently used forgotten first."""
+    """Second strategy of the reference text on prefix-aware routing.
+
+    - `window_tokens`: leading tokens that are one prefix; counted in full blocks.
+    - `kv_usage_limit`: share of its KV blocks in use at which a warm replica is passed over.
+    - `capacity`: prefixes remembered, least recently used forgotten first [ours; the text says "bounded"].
+    """
 
     window_tokens: int = 512
     kv_usage_limit: float = 0.85
@@ -36,6 +40,12 @@ class PrefixHash(BasePolicy):
     there is none, power of two, and the replica so found is warm from then on."""
 
     about = "replicas that got the same first 512 tokens before, if their KV usage allows; else power of two"
+    believes = "A replica that was sent a prompt with the same first tokens still holds them."
+    source = "the second strategy of the reference text on prefix-aware routing (prefix hash)"
+    fails = (
+        "Prompts that differ within the window share nothing, those that agree beyond it count no more; the map does "
+        "not hear of evictions. A popular prefix stays with few replicas until their KV usage is at the limit."
+    )
     Options = PrefixHashOptions
     needs = frozenset({Signal.TOKENS, Signal.ENGINE_METRICS})
 

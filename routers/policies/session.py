@@ -42,8 +42,10 @@ class SessionPolicy(BasePolicy):
 
 
 class SessionRingOptions(Options, frozen=True):
-    """`virtual_nodes`: points of a replica on the ring; 160 as vllm-router's `consistent_hash` and production-stack's
-    session router have it (Ray's ring has 100)."""
+    """As vllm-router's `consistent_hash` and production-stack's session router.
+
+    - `virtual_nodes`: points of a replica on the ring (Ray's has 100).
+    """
 
     virtual_nodes: int = 160
 
@@ -56,6 +58,12 @@ class SessionRing(SessionPolicy):
     move, and they come back with it."""
 
     about = "each session to the replica that owns its id on a consistent-hash ring; without an id, the least loaded"
+    believes = "A session's turns share a prefix, so they belong on one replica. Load is never compared."
+    source = "the first strategy of the reference text on prefix-aware routing (session affinity)"
+    fails = (
+        "Sessions that grow unequally overfill their replica, which then evicts the prefixes they need next, and "
+        "nothing moves away (field case BL-01). What different sessions share is prefilled on every replica."
+    )
     Options = SessionRingOptions
 
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
@@ -84,8 +92,10 @@ class SessionRing(SessionPolicy):
 
 
 class SessionRingValveOptions(SessionRingOptions, frozen=True):
-    """`kv_usage_limit`: share of a replica's KV blocks in use at which a turn spills; 0.85 as the reference text on
-    prefix-aware routing has it in its first strategy."""
+    """First strategy of the reference text on prefix-aware routing.
+
+    - `kv_usage_limit`: share of a replica's KV blocks in use at which a turn spills.
+    """
 
     kv_usage_limit: float = 0.85
 
@@ -98,6 +108,12 @@ class SessionRingValve(SessionRing):
     """Looks at the engine's own gauge, which is as old as the last poll; a replica that was never heard of passes."""
 
     about = "session-ring with a valve: a turn spills to the least loaded when its replica's KV usage is at the limit"
+    believes = "As session-ring, as long as the engine's polled KV usage leaves room."
+    source = "the first strategy of the reference text on prefix-aware routing (session affinity, with its usage limit)"
+    fails = (
+        "The gauge is as old as the last poll, so a burst passes the valve; a turn that spills starts cold and leaves "
+        "its prefix in two places. Usage counts what running requests hold, not what a cache would lose."
+    )
     Options = SessionRingValveOptions
     needs = frozenset({Signal.SESSION_ID, Signal.ENGINE_METRICS})
 
@@ -114,6 +130,9 @@ class SessionModulo(SessionPolicy):
     """What one should not do: when a replica comes or goes nearly every session moves."""
 
     about = "each session to hash(id) modulo the number of replicas; moves nearly all sessions when that number changes"
+    believes = "A session's turns belong on one replica, and the number of replicas never changes."
+    source = "what the reference text on prefix-aware routing warns of under replica churn"
+    fails = "When a replica comes or goes about N of N+1 sessions move and lose their cache. Else as session-ring."
 
     def place(self, session_id: str, turn: TurnView, fleet: FleetView) -> Decision:
         place = xxh3(session_id) % len(fleet)

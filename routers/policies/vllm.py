@@ -50,8 +50,12 @@ def credit_tokens(device: int, lower: int, weight: float, prompt_tokens: int, bl
 
 
 class VllmKvAwareOptions(Options, frozen=True):
-    """Defaults of vllm-router 0.1.17's `kv_aware`. `host_weight`, `disk_weight`: credit of a block on a lower tier;
-    `temperature` as in `dynamo-kv`, but on (cost - min) / temperature, not over the range."""
+    """Defaults of vllm-router 0.1.17's `kv_aware`.
+
+    - `temperature`: 0 takes the lowest cost; above it, chance falls with exp(-(cost - min) / temperature).
+    - `host_weight`, `disk_weight`: credit of a block on a lower tier.
+    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours, see `PrefixIndex`].
+    """
 
     temperature: float = 0.0
     host_weight: float = 0.8
@@ -64,6 +68,15 @@ class VllmKvAwareOptions(Options, frozen=True):
 
 class VllmKvAware(BasePolicy):
     about = "vllm-router's kv_aware: (uncached + owed prefill) * (active + 1), lowest wins, a tie to a fixed first"
+    believes = (
+        "The engines' KV events say what each replica holds; a request owes its uncached tokens until its first byte "
+        "and counts as active until its last."
+    )
+    source = "vllm-project/router 0.1.17, src/policies/kv_aware.rs"
+    fails = (
+        "The product makes a backlog on an idle replica cheap and a crowd dear: a prompt that is cached by half goes "
+        "past its cache as soon as two requests are there. Answers that do not stream hold their prefill to the end."
+    )
     Options = VllmKvAwareOptions
     needs = frozenset({Signal.TOKENS, Signal.KV_EVENTS})
 
@@ -84,7 +97,7 @@ class VllmKvAware(BasePolicy):
         for replica in fleet:
             credit = self._credit(device.get(replica.name, 0), lower.get(replica.name, (0, 0)), tokens)
             self._new[replica.name] = math.ceil(tokens - credit) if tokens else 0
-            owed = self._new[replica.name] + self._owed.get(replica.name, 0)
+            owed = self._new[replica.name] + self._owed.get(replica.name, 0) + replica.elsewhere.prefill_tokens
             costs[replica.name] = float(owed * (replica.in_flight + 1))
         name, rule = self._pick(costs, fleet)
         held = min(device.get(name, 0), max(0, tokens - 1) // self.block_size)
@@ -113,6 +126,9 @@ class VllmKvAware(BasePolicy):
             self._index.forget(event.replica)
             self._owed.pop(event.replica, None)
             self._prefills = {name: held for name, held in self._prefills.items() if held[0] != event.replica}
+
+    def owed(self, replica: str) -> tuple[int, int]:
+        return self._owed.get(replica, 0), 0
 
     def stats(self) -> dict[str, Any]:
         return {

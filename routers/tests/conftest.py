@@ -83,12 +83,12 @@ async def router_for():
     """`await router_for(replicas, policy=...)` starts a router in front of fake replicas (or URLs)."""
     async with contextlib.AsyncExitStack() as stack:
 
-        async def start(replicas, *, events=None, replay=None, **config):
+        async def start(replicas, *, events=None, replay=None, listen_on=0, **config):
             addresses = tuple(
                 ReplicaAddress(f"r{i}", getattr(replica, "url", replica), (events or {}).get(i), (replay or {}).get(i))
                 for i, replica in enumerate(replicas)
             )
-            service = Service(ServiceConfig(replicas=addresses, port=0, **config))
+            service = Service(ServiceConfig(replicas=addresses, port=listen_on, **config))
             await service.start()
             stack.push_async_callback(service.close)
             service.url = f"http://127.0.0.1:{service.port}"

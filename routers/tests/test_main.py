@@ -49,6 +49,9 @@ def test_a_malformed_replica_says_the_form(text, message):
         ([*REPLICA, "--port", "x"], "invalid int value"),
         ([*REPLICA, "--metrics-interval-ms", "0"], "at least 1"),
         ([*REPLICA, "--nonsense"], "unrecognized arguments"),
+        ([*REPLICA, "--prefix-interval-ms", "0"], "--prefix-interval-ms 0 cannot work"),
+        ([*REPLICA, "--peer", "h:1"], "is no router's URL"),
+        ([*REPLICA, "--peer-delay-ms", "5"], "delays nothing"),
     ],
 )
 def test_arguments_that_cannot_work_say_what_to_change(arguments, message):
@@ -63,6 +66,10 @@ def test_arguments_that_cannot_work_say_what_to_change(arguments, message):
         (["--policy", "dynamo-kv", "--option", "temp=1"], "no option 'temp'"),
         (["--policy", "dynamo-kv", "--option", "temperature"], "key=value"),
         (["--block-size", "0"], "block_size=0"),
+        (["--policy", "clairvoyant"], "run it with --mode sim"),
+        (["--fault", "gremlins"], "no fault named 'gremlins'"),
+        (["--ramp-s", "-1"], "ramp_s=-1"),
+        (["--peer", "http://h:1", "--peer-delay-ms", "-1"], "delay_us=-1000"),
     ],
 )
 def test_a_policy_that_cannot_be_made_is_refused_before_anything_starts(arguments, message):
@@ -80,6 +87,20 @@ def test_arguments_become_the_service_they_describe(tmp_path):
     assert config.options == {"temperature": 0.5}
     assert (config.policy, config.seed, config.epoch_ns) == ("dynamo-kv:decay", 7, 12)
     assert (config.proxy.session_header, config.proxy.retry_refused) == ("X-S", False)
+
+
+def test_faults_ramp_and_peers_are_off_unless_asked_for():
+    plain = read_arguments(REPLICA)
+    assert (plain.ramp_s, plain.peers, plain.proxy.faults.names()) == (0.0, (), [])
+    config = read_arguments(
+        [
+            *REPLICA, "--ramp-s", "300", "--peer", "http://h:1/", "--peer", "http://h:2", "--peer-delay-ms", "20",
+            "--fault", "template-mismatch", "--fault", "body-truncate-bytes=4096", "--prefix-interval-ms", "250",
+        ]
+    )  # fmt: skip
+    assert (config.ramp_s, config.peers, config.peer_delay_ms) == (300.0, ("http://h:1", "http://h:2"), 20.0)
+    assert config.proxy.faults.names() == ["body-truncate-bytes=4096", "template-mismatch"]
+    assert config.prefix_interval_ms == 250
 
 
 def test_help_names_every_policy_and_an_example():

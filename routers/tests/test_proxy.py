@@ -41,7 +41,7 @@ async def test_each_chunk_is_passed_on_before_the_next_is_sent(fleet, router_for
     (replica,) = await fleet(1)
     service = await router_for([replica])
     gate = asyncio.Semaphore(0)
-    chunks = [b"data: {}\n\n", b"data: {\"a\":1}\n\ndata: {\"b\":2}\n\n", b"data: [DONE]\n\n"]
+    chunks = [b"data: {}\n\n", b'data: {"a":1}\n\ndata: {"b":2}\n\n', b"data: [DONE]\n\n"]
     replica.answer = lambda request, body: sse(request, *chunks, gate=gate)
     async with aiohttp.ClientSession() as session, session.post(f"{service.url}/v1/completions", json={}) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
@@ -90,8 +90,7 @@ async def test_a_request_arrives_byte_for_byte_but_for_its_hop_headers(fleet, ro
         b"POST /v1/completions?a=%%2F%%20b&c HTTP/1.1\r\nhOsT: me\r\nContent-Type: application/json\r\n"
         b"X-ODD-case: One\r\nX-Twice: 1\r\nX-Twice: 2\r\nAuthorization: Bearer k\r\nX-Request-Id: abc\r\n"
         b"Connection: close, X-Hop\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nTE: trailers\r\nProxy-Connection: x\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(body)
-        + body,
+        b"Content-Length: %d\r\n\r\n" % len(body) + body,
     )
     ((method, path, headers, seen),) = replica.seen
     assert (method, path, seen) == ("POST", "/v1/completions?a=%2F%20b&c", body)
@@ -146,8 +145,7 @@ async def test_an_answer_comes_back_byte_for_byte_but_for_its_hop_headers(router
         b"HTTP/1.1 418 Short And Stout\r\nServer: uvicorn\r\ndate: today\r\nX-ODD: \xc3\xa9\r\nX-Two: a\r\n"
         b"X-Two: b\r\nContent-Encoding: gzip\r\nContent-Type: text/plain\r\nKeep-Alive: 5\r\n"
         b"Connection: close, X-Hop\r\nX-Hop: 1\r\n"
-        b"Content-Length: %d\r\n\r\n" % len(body)
-        + body,
+        b"Content-Length: %d\r\n\r\n" % len(body) + body,
     )
     head, _, got = answer.partition(b"\r\n\r\n")
     assert got == body
@@ -288,8 +286,8 @@ async def test_no_replica_is_a_503(router_for):
 
 @pytest.mark.parametrize(("status", "failed"), [(400, 0), (404, 0), (429, 0), (500, 1), (503, 1)])
 async def test_an_engines_error_passes_through_and_only_its_own_faults_count_as_failures(
-    fleet, router_for, status, failed
-, eventually):
+    fleet, router_for, status, failed, eventually
+):
     """Field case BL-43: a client's 400 is no failure of the replica."""
     (replica,) = await fleet(1)
     service = await router_for([replica])
@@ -398,6 +396,7 @@ async def test_the_log_has_one_line_per_request_with_its_instants_in_order(fleet
     assert list(given) == [
         "request_id", "session_id", "replica", "reason", "rule", "believed_hit_tokens", "received_us", "routed_us",
         "sent_us", "first_byte_us", "ended_us", "status", "error", "prompt_tokens", "attempts", "scores",
+        "cached_tokens",
     ]  # fmt: skip
     instants = [given[name] for name in ("received_us", "routed_us", "sent_us", "first_byte_us", "ended_us")]
     assert instants == sorted(instants)

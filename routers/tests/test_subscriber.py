@@ -77,7 +77,7 @@ def believed(service):
 
 async def joined(service, publisher):
     """The subscription is up once a first (harmless) batch arrives; its number is 0."""
-    stream = service.subscribers[0].stream
+    stream = service.subscribers["r0"].stream
 
     async def knock():
         while stream.last is None:
@@ -118,7 +118,7 @@ async def test_a_lost_batch_voids_the_belief(router_for, publisher, eventually):
     await eventually(lambda: believed(service) == 16)
     await publisher.send(2, stored([12], 11, 1), lost=True)
     await publisher.send(3, stored([13], 12, 2))
-    await eventually(lambda: service.subscribers[0].stream.stats.gaps == 1)
+    await eventually(lambda: service.subscribers["r0"].stream.stats.gaps == 1)
     assert believed(service) == 0
     assert service.state()["policy_stats"]["index"]["unknown_parents"] == 1
 
@@ -129,7 +129,7 @@ async def test_a_lost_batch_is_replayed_where_the_replica_offers_it(router_for, 
     await publisher.send(2, stored([12], 11, 1), lost=True)
     await publisher.send(3, stored([13], 12, 2))
     await eventually(lambda: believed(service) == 48)
-    stats = service.subscribers[0].stream.stats
+    stats = service.subscribers["r0"].stream.stats
     assert publisher.asked[-1] == 2
     assert (stats.gaps, stats.replayed, stats.invalidations) == (1, 1, 0)
 
@@ -140,7 +140,7 @@ async def test_a_restart_in_place_voids_the_belief(router_for, publisher, eventu
     await eventually(lambda: believed(service) == 32)
     await publisher.send(0, stored([21], None, 0))
     await eventually(lambda: believed(service) == 16)
-    assert service.subscribers[0].stream.stats.restarts == 1
+    assert service.subscribers["r0"].stream.stats.restarts == 1
 
 
 async def test_a_batch_that_cannot_be_read_is_counted_and_voids_the_belief(router_for, publisher, eventually):
@@ -148,7 +148,7 @@ async def test_a_batch_that_cannot_be_read_is_counted_and_voids_the_belief(route
     await publisher.send(1, stored([11], None, 0))
     await eventually(lambda: believed(service) == 16)
     await publisher.send(2, payload=b"\xc1")
-    await eventually(lambda: service.subscribers[0].stream.stats.undecodable == 1)
+    await eventually(lambda: service.subscribers["r0"].stream.stats.undecodable == 1)
     assert believed(service) == 0
     assert "not msgpack" in service.state()["events"]["r0"]["last_error"]
 
@@ -156,13 +156,13 @@ async def test_a_batch_that_cannot_be_read_is_counted_and_voids_the_belief(route
 async def test_another_block_size_stores_nothing_and_is_counted(router_for, publisher, eventually):
     service = await start(router_for, publisher)
     await publisher.send(1, stored([11], None, 0, block_size=32))
-    await eventually(lambda: service.subscribers[0].skipped.block_size == 1)
+    await eventually(lambda: service.subscribers["r0"].skipped.block_size == 1)
     assert believed(service) == 0
 
 
 async def test_a_policy_that_needs_no_events_subscribes_to_none(router_for, publisher):
     service = await router_for(["http://127.0.0.1:9"], policy="round-robin", events={0: publisher.endpoint})
-    assert service.subscribers == []
+    assert service.subscribers == {}
 
 
 METRICS = """# HELP vllm:num_requests_running x
@@ -184,8 +184,6 @@ def test_gauges_of_all_ranks_are_read_as_one_replica():
 def test_metrics_without_the_gauges_are_no_metrics():
     assert parse_metrics("vllm:num_requests_running{} x\n", 0) is None
     assert parse_metrics("", 0) is None
-
-
 
 
 async def test_metrics_are_polled_for_a_policy_that_needs_them(fleet, router_for, tmp_path, eventually):

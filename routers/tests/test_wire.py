@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routers import Cleared, Removed, Stored, WireError, local_block_hashes
+from routers import Cleared, Removed, Stored, TokenPrompt, WireError, local_block_hashes
 from routers.wire import Batch, Skipped, WireCleared, WireRemoved, WireStored, decode_batch, decode_sequence, to_events
 
 # ts 1700000000.5; tokens 1..8 in blocks of 4 under salt s1, session `sess`; one removal; cleared; rank 0.
@@ -63,12 +63,33 @@ def test_the_recorded_batch_reads_as_what_was_sent():
 def test_a_batch_becomes_events_with_content_hashes():
     skipped = Skipped()
     content = tuple(local_block_hashes(range(1, 9), 4).tolist())
-    assert to_events(decode_batch(RECORDED), 4, skipped) == (
+    assert to_events(decode_batch(RECORDED), 4, skipped, ignore_extra_keys=True) == (
         Stored((FIRST, SECOND), None, content, 4, "GPU", None, (("s1",), None)),
         Removed((FIRST,), "GPU"),
         Cleared(),
     )
     assert skipped == Skipped()
+
+
+def test_a_salt_is_part_of_the_first_blocks_content():
+    stored, *_ = to_events(decode_batch(RECORDED), 4, Skipped())
+    assert stored.content == tuple(TokenPrompt(range(1, 9), cache_salt="s1").block_hashes(4).tolist())
+    plain = local_block_hashes(range(1, 9), 4).tolist()
+    assert stored.content[0] != plain[0]
+    assert stored.content[1] == plain[1]
+
+
+def test_an_adapters_name_among_the_extra_keys_is_not_counted_twice():
+    batch = decode_batch(packed(a_store(lora_name="ad1", lora_id=1, extra_keys=[["ad1", "s9"], ["ad1"]])))
+    (stored,) = to_events(batch, 4, Skipped())
+    assert stored.content == tuple(TokenPrompt(range(8), None, "ad1", "s9").block_hashes(4).tolist())
+    (bare,) = to_events(decode_batch(packed(a_store(lora_name="ad1", extra_keys=[["ad1"], ["ad1"]]))), 4, Skipped())
+    assert bare.content == tuple(TokenPrompt(range(8), None, "ad1").block_hashes(4).tolist())
+
+
+def test_extra_keys_that_are_fewer_than_blocks_leave_the_rest_plain():
+    (stored,) = to_events(decode_batch(packed(a_store(extra_keys=[["s1"]]))), 4, Skipped())
+    assert stored.content == tuple(TokenPrompt(range(8), cache_salt="s1").block_hashes(4).tolist())
 
 
 @pytest.mark.parametrize("length", [5, 6, 7, 8, 9, 10])
@@ -159,10 +180,16 @@ def test_what_is_no_batch_is_refused_whole_with_its_reason(payload, message):
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.binary(max_size=9)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.binary(max_size=9)
     | st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "type", "token_ids"]),
-    lambda inner: st.lists(inner, max_size=5)
-    | st.dictionaries(st.sampled_from(["type", "block_hashes", "token_ids", "block_size"]), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.sampled_from(["type", "block_hashes", "token_ids", "block_size"]), inner, max_size=4)
+    ),
     max_leaves=20,
 )
 
