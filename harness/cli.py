@@ -12,11 +12,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from harness.calibrate_command import add_calibrate
 from harness.errors import HarnessError, UsageError
-from harness.report_cli import add_commands
 from harness.scenario import builtin_names, load_scenario, scenario_text
 
 EXIT_USAGE = 2
@@ -123,7 +120,7 @@ def check(scenario: ScenarioArg, router: RouterOpt = None, overrides: SetOpt = N
         f"  an arm: {counted.sessions:,} sessions, {counted.requests:,} requests, {counted.prompt_tokens:,} prompt "
         f"tokens, {counted.output_tokens:,} output tokens, longest context {counted.longest_context:,}"
     )
-    say.print(f"  {checked.load.concurrency} session slots; the fleet's caches hold {room:,} tokens")
+    say.print(f"  {checked.load.describe()}; the fleet's caches hold {room:,} tokens")
 
 
 @app.command()
@@ -150,29 +147,20 @@ def scenarios(
         return
     if to is not None:
         raise UsageError(f"{to}: a file is only written with --copy NAME")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in builtin_names():
-        table.add_row(name, load_scenario(name).about)
-    Console().print(table)
+    from harness.explain import lines
+
+    typer.echo(lines((name, load_scenario(name).about) for name in builtin_names()))
 
 
 @app.command()
 def routers(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Explain this one.")] = None) -> None:
-    """List the router policies, a line each."""
-    from routers import POLICIES, policy_help
+    """List the routers, a line each; with a name, say what one believes, needs and takes, and when it fails."""
+    from harness.explain import explain_router, list_routers
 
-    if name is not None and name not in POLICIES:
-        from harness.errors import choose_from
-
-        raise UsageError(f"no router named {name!r}: {choose_from(name, POLICIES)}")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for policy in [name] if name else sorted(POLICIES):
-        table.add_row(policy, policy_help(policy))
-    Console().print(table)
-
-
-add_commands(app)
-add_calibrate(app)
+    if name:
+        Console(highlight=False).print(explain_router(name))
+    else:
+        typer.echo(list_routers())
 
 
 FormatOpt = Annotated[
