@@ -5,6 +5,7 @@ from mock_engine.cost_model import Batch, StepCost
 from mock_engine.engine import Engine
 from mock_engine.errors import ConfigError, EngineError, MockEngineError, RequestError
 from mock_engine.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from mock_engine.faults import FaultPlan, Faults, parse_faults
 from mock_engine.generate import FIRST_TOKEN_ID, TOKEN_RANGE, generated_token_ids, token_range
 from mock_engine.hashing import BlockHasher, Lora
 from mock_engine.presets import Preset, load_preset, preset_names
@@ -27,6 +28,8 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "EngineError",
+    "FaultPlan",
+    "Faults",
     "Finish",
     "KvEvent",
     "Lora",
@@ -43,6 +46,7 @@ __all__ = [
     "encode_batch",
     "generated_token_ids",
     "load_preset",
+    "parse_faults",
     "preset_names",
     "token_range",
 ]

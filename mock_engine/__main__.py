@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from mock_engine.clock import Clock
 from mock_engine.config import EngineConfig
 from mock_engine.errors import ConfigError
-from mock_engine.flags import parse_flags
+from mock_engine.flags import ASYNC_NOTE, parse_flags
 from mock_engine.options import ServerOptions
 from mock_engine.replica import Replica
 from mock_engine.server import Server
@@ -31,18 +31,27 @@ async def serve(options: ServerOptions, config: EngineConfig) -> None:
         with contextlib.suppress(NotImplementedError):  # a platform without signal handlers in the loop
             loop.add_signal_handler(number, stop.set)
     servers: list[Server] = []
+    replicas: list[Replica] = []
     try:
         for at in range(options.replicas_per_process):
             replica = Replica(options, config, port=options.port + at, clock=clock)
-            server = Server(replica)
-            servers.append(server)
-            await server.start()
-            print(_greeting(replica, options, config), flush=True)
+            try:
+                servers.append(Server(replica))
+            except ConfigError:
+                replica.close()
+                raise
+            replicas.append(replica)
+        await asyncio.gather(*(_start(*pair, options, config) for pair in zip(servers, replicas, strict=True)))
         _calm_collector()
         await stop.wait()
     finally:
         for server in servers:
             await server.stop()
+
+
+async def _start(server: Server, replica: Replica, options: ServerOptions, config: EngineConfig) -> None:
+    await server.start()
+    print(_greeting(replica, options, config), flush=True)
 
 
 def _calm_collector() -> None:
@@ -65,6 +74,8 @@ def _greeting(replica: Replica, options: ServerOptions, config: EngineConfig) ->
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         options, config = parse_flags(sys.argv[1:] if argv is None else argv)
+        if options.async_scheduling:
+            print(ASYNC_NOTE, file=sys.stderr)
         asyncio.run(serve(options, config))
     except ConfigError as error:
         print(f"python -m mock_engine: error: {error}", file=sys.stderr)

@@ -67,6 +67,7 @@ class Piece:
     token_ids: Sequence[int] | None = None
     prompt_ids: Sequence[int] | None = None
     logprobs: Any = None
+    reasoning: str | None = None  # of a chat; while it is told there is no text
 
 
 class Bodies:
@@ -190,7 +191,7 @@ class ChatBodies(Bodies):
     def _delta(self, piece: Piece) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": piece.index,
-            "delta": {"content": piece.text},
+            "delta": {"content": piece.text} if piece.reasoning is None else {"reasoning": piece.reasoning},
             "logprobs": piece.logprobs,
             "finish_reason": piece.finish_reason,
         }
@@ -207,12 +208,12 @@ class ChatBodies(Bodies):
     def choice(self, piece: Piece) -> dict[str, Any]:
         message = {
             "role": self._role,
-            "content": piece.text,
+            "content": None if piece.reasoning is not None and not piece.text else piece.text,
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
-            "reasoning": None,
+            "reasoning": piece.reasoning,
         }
         return {
             "index": piece.index,

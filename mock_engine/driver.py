@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from mock_engine.bodies import error_body
 from mock_engine.clock import Clock
 from mock_engine.engine import Engine
-from mock_engine.events import AllBlocksCleared, KvEvent
+from mock_engine.events import AllBlocksCleared, BlockHash, KvEvent
 from mock_engine.metrics import EngineMetrics, Finished
+from mock_engine.prefix_report import ResidentPrefixes
 from mock_engine.results import Snapshot, Step
 from mock_engine.streams import Choice
 
@@ -55,6 +56,7 @@ class Driver:
         self.bin_late_us: list[int] = []  # since the last fleet sample
         self.bin_step_us: list[int] = []
         self._usable_blocks = engine.config.usable_blocks
+        self.prefixes = ResidentPrefixes(engine.config.block_size, self._holds)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -111,12 +113,17 @@ class Driver:
 
     def thaw(self) -> None:
         self._frozen = False
-        self.dead = False  # a step failed; nothing runs any more
+        self.dead = False
         self._idle_until_us = max(self._idle_until_us, self._clock.now_us())
         self._loop.call_soon(self._begin_if_idle)
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, preempt: bool = False) -> bool:
+        if preempt:
+            for request_id in self.engine.preempt_running():
+                self._note_preemption(request_id)
         done = self.engine.reset_prefix_cache()
+        if done:
+            self.prefixes.clear()
         if done and self._clear_event == "eager":
             self._publish((AllBlocksCleared(),))
         return done
@@ -165,6 +172,7 @@ class Driver:
         step, self._step, self._timer = self._step, None, None
         assert step is not None
         if step.kv_events:
+            self.prefixes.observe(step.kv_events)
             self._send_events(step.kv_events)
         if step.admitted or step.preempted:
             self._note_queue(step)
@@ -197,9 +205,12 @@ class Driver:
                 metrics.admitted(choice.request.sequence.prompt_tokens, cached_tokens)
             choice.cached_tokens = cached_tokens
         for request_id in step.preempted:
-            metrics.counters["num_preemptions"] += 1
-            if request_id in choices:
-                choices[request_id].preemptions += 1
+            self._note_preemption(request_id)
+
+    def _note_preemption(self, request_id: str) -> None:
+        self.metrics.counters["num_preemptions"] += 1
+        if request_id in self._choices:
+            self._choices[request_id].preemptions += 1
 
     def _deliver(self, step: Step) -> None:
         if not step.outputs:
@@ -263,11 +274,19 @@ class Driver:
     def snapshot(self) -> Snapshot:
         return self.engine.snapshot()
 
+    def _holds(self, key: BlockHash) -> bool:
+        """Whether the engine's cache has a block now; the engine itself has no need to be asked this."""
+        return bool(self.engine._scheduler.pool.cache.longest((key,), 1))
+
     def take_bin(self) -> tuple[list[int], list[int]]:
         """(step durations, lateness) of the steps since the last call."""
         taken = self.bin_step_us, self.bin_late_us
         self.bin_step_us, self.bin_late_us = [], []
         return taken
+
+
+def discard(events: Sequence[KvEvent]) -> None:
+    """Where nobody publishes."""
 
 
 def percentile(values: Sequence[int], percent: int) -> int | None:

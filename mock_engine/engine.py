@@ -109,6 +109,16 @@ class Engine:
         """Forget all cached content; False while a request holds a block. AllBlocksCleared rides in the next step."""
         return self._scheduler.pool.reset()
 
+    def preempt_running(self) -> tuple[str, ...]:
+        """Throw out everything that runs, last admitted first, as vLLM does for a cache reset that does not wait:
+        blocks are free at once, requests go back to the head of the queue in their order and compute their tokens
+        again. Returns their ids; no step will tell of these preemptions."""
+        self._settle()
+        preempted = self._scheduler.preempt_running()
+        self._preemptions += len(preempted)
+        self._new_head = self._new_head or bool(preempted)
+        return tuple(state.request_id for state in preempted)
+
     # -- time ------------------------------------------------------------------------------------------------------
 
     @property

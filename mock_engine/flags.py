@@ -15,8 +15,27 @@ import msgspec
 
 from mock_engine.config import HASH_ALGORITHMS, SCHEDULING_POLICIES, EngineConfig
 from mock_engine.errors import ConfigError
+from mock_engine.faults import Faults, parse_faults
 from mock_engine.options import CLEAR_EVENTS, DEFAULT_PRESET, EVENT_FORMATS, KvEventsConfig, ServerOptions
 from mock_engine.presets import load_preset, preset_names
+
+LIMITS = (
+    "limits: Steps are scheduled in lockstep, as with --no-async-scheduling. vLLM's default is asynchronous "
+    "scheduling, where an arrival can wait one step more and a stop string or id wastes one token slot; what else it "
+    "changes is not known well enough to be imitated, so --async-scheduling is accepted and says so. There is one "
+    "full-attention KV group; no multimodal input, speculative decoding, tool calls or KV connectors."
+)
+ASYNC_NOTE = (
+    "note: --async-scheduling is accepted, but this replica schedules in lockstep: of vLLM's asynchronous scheduling "
+    "too little is known to be imitated faithfully (there, an arrival can wait up to one step more)"
+)
+
+
+class _Help(argparse.HelpFormatter):
+    """Keeps the paragraphs of the epilog apart."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(_Help, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
             "which takes as long as a real engine would and needs no GPU. Flags have vLLM's names; what only a mock "
             "has is in the last group."
         ),
+        formatter_class=_Help,
         epilog=(
+            f"{LIMITS}\n\n"
             "example: python -m mock_engine --port 8000 --mock-preset llama-3.1-8b-h100 --kv-events-config "
             '\'{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}\''
         ),
@@ -58,9 +79,16 @@ def _server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--api-key", nargs="+", metavar="KEY", help="ask for one of these as Bearer token under /v1")
     group.add_argument("--ssl-certfile", metavar="FILE", help="serve TLS with this certificate")
-    group.add_argument("--ssl-keyfile", metavar="FILE", help="and this key")
+    group.add_argument("--ssl-keyfile", metavar="FILE", help="and this key (default: in the certificate's file)")
+    group.add_argument("--ssl-ca-certs", metavar="FILE", help="check clients' certificates against these")
     group.add_argument(
-        "--tokenizer", metavar="PATH", help="a tokenizer.json or its folder (default: built in, offline)"
+        "--ssl-cert-reqs", type=int, metavar="N", help="ask clients for a certificate: 0 no (default), 1 maybe, 2 must"
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="PATH|bundled",
+        help="a tokenizer.json or its folder; bundled: a real BPE vocabulary of 8192 that comes along (default: one "
+        "word per generated id, built in)",
     )
     group.add_argument(
         "--chat-template", metavar="FILE", help="jinja template for chat (default: the tokenizer's, else built in)"
@@ -133,6 +161,12 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="KV blocks, the null block included (default: the preset's)",
     )
+    group.add_argument(
+        "--kv-cache-memory-bytes",
+        type=_count,
+        metavar="N",
+        help="memory for KV blocks instead, counted in the preset's bytes per token",
+    )
     switches = {
         "enable_chunked_prefill": "spread a long prompt over several steps",
         "enable_prefix_caching": "reuse the KV blocks of known prefixes",
@@ -144,6 +178,12 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
             default=None,
             help=f"{text} (default: {'on' if getattr(defaults, name) else 'off'})",
         )
+    group.add_argument(
+        "--async-scheduling",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="accepted, and answered with a note: steps are scheduled in lockstep (see limits)",
+    )
     group.add_argument(
         "--prefix-caching-hash-algo",
         choices=HASH_ALGORITHMS,
@@ -197,7 +237,11 @@ def _mock_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help=f"step times and KV size: {', '.join(preset_names())}; or a TOML file (default: {DEFAULT_PRESET})",
     )
-    group.add_argument("--mock-name", metavar="NAME", help="name in logs (default: r<port>)")
+    group.add_argument(
+        "--mock-name",
+        metavar="NAME",
+        help="name in logs, numbered from 0 if there are several replicas (default: r<port>)",
+    )
     group.add_argument("--mock-log-dir", metavar="DIR", help="append request and fleet samples as JSON lines there")
     group.add_argument(
         "--mock-epoch-ns",
@@ -219,6 +263,28 @@ def _mock_flags(parser: argparse.ArgumentParser) -> None:
         help="when AllBlocksCleared is sent after a reset (default: next-step, as vLLM)",
     )
     group.add_argument(
+        "--mock-fault",
+        action="append",
+        metavar="NAME=VALUE",
+        help=f"spoil requests, connections or events, also at run time by POST /mock/faults; may be repeated: "
+        f"{', '.join(Faults.__struct_fields__)}",
+    )
+    group.add_argument(
+        "--mock-report-top-k", type=int, metavar="K", help="prefixes that GET /prefix_cache_state lists (default: 100)"
+    )
+    group.add_argument(
+        "--mock-first-chunk-tokens",
+        type=int,
+        metavar="N",
+        help="hold a stream's first N tokens back and send them as one chunk (default: 1)",
+    )
+    group.add_argument(
+        "--mock-reasoning-tokens",
+        type=int,
+        metavar="N",
+        help="the first N tokens of a chat answer come as reasoning, as with a --reasoning-parser (default: 0)",
+    )
+    group.add_argument(
         "--replicas-per-process",
         type=int,
         metavar="N",
@@ -226,36 +292,26 @@ def _mock_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_IGNORED_VALUES = (
+    "--dtype", "--quantization", "--load-format", "--revision", "--kv-cache-dtype", "--seed", "--uvicorn-log-level",
+    "--attention-backend", "--max-logprobs", "--reasoning-parser", "--tool-call-parser", "--api-server-count",
+    "--tokenizer-mode", "--generation-config", "--compilation-config", "--distributed-executor-backend",
+)  # fmt: skip
+_IGNORED_SWITCHES = (
+    "--trust-remote-code", "--enforce-eager", "--disable-log-requests", "--disable-log-stats", "--enable-log-requests",
+    "--no-enable-log-requests", "--disable-uvicorn-access-log", "--enable-auto-tool-choice", "--enable-sleep-mode",
+    "--enable-expert-parallel",
+)  # fmt: skip
+
+
 def _ignored_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("accepted for vLLM's sake, without effect here")
-    for flag in (
-        "--dtype",
-        "--kv-cache-dtype",
-        "--seed",
-        "--uvicorn-log-level",
-        "--attention-backend",
-        "--max-logprobs",
-    ):
-        group.add_argument(flag, help=argparse.SUPPRESS)
-    for flag in (
-        "--trust-remote-code",
-        "--enforce-eager",
-        "--disable-log-requests",
-        "--disable-log-stats",
-        "--enable-log-requests",
-        "--no-enable-log-requests",
-        "--disable-uvicorn-access-log",
-        "--async-scheduling",
-        "--no-async-scheduling",
-        "--enable-auto-tool-choice",
-    ):
-        group.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-    group.description = (
-        "--dtype --kv-cache-dtype --seed --uvicorn-log-level --attention-backend --max-logprobs --trust-remote-code "
-        "--enforce-eager --disable-log-requests --disable-log-stats --[no-]enable-log-requests "
-        "--disable-uvicorn-access-log --[no-]async-scheduling --enable-auto-tool-choice. Steps are scheduled in "
-        "lockstep, as with --no-async-scheduling."
+    group = parser.add_argument_group(
+        "accepted for vLLM's sake, without effect here", " ".join((*_IGNORED_VALUES, *_IGNORED_SWITCHES))
     )
+    for flag in _IGNORED_VALUES:
+        group.add_argument(flag, help=argparse.SUPPRESS)
+    for flag in _IGNORED_SWITCHES:
+        group.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
 
 
 def _kv_events(text: str | None) -> KvEventsConfig:
@@ -298,7 +354,10 @@ def parse_flags(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> tup
     block_size = engine.get("block_size", EngineConfig().block_size)
     if block_size < 1:
         raise ConfigError(f"--block-size {block_size}: give at least 1")
-    engine["num_gpu_blocks"] = options.num_gpu_blocks_override or max(2, preset.blocks_of(block_size))
+    blocks = preset.blocks_of(block_size)
+    if given["kv_cache_memory_bytes"] is not None:
+        blocks = given["kv_cache_memory_bytes"] // (preset.kv_bytes_per_token * block_size)
+    engine["num_gpu_blocks"] = options.num_gpu_blocks_override or max(2, blocks)
     config = EngineConfig(**engine)
     batched = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
     return options, msgspec.structs.replace(
@@ -306,11 +365,21 @@ def parse_flags(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> tup
     )
 
 
+def _seconds(name: str, env: Mapping[str, str]) -> float | None:
+    text = env.get(name)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"{name}={text}: give whole seconds, at least 1, or unset it")
+    return float(text)
+
+
 def _server_options(given: Mapping[str, Any], env: Mapping[str, str]) -> ServerOptions:
     renamed = {
         "mock_preset": "preset", "mock_name": "name", "mock_log_dir": "log_dir", "mock_epoch_ns": "epoch_ns",
         "mock_sample_ms": "sample_ms", "mock_seed": "seed", "mock_speedup": "speedup", "mock_jitter": "jitter",
-        "mock_clear_event": "clear_event",
+        "mock_clear_event": "clear_event", "mock_report_top_k": "report_top_k",
+        "mock_first_chunk_tokens": "first_chunk_tokens", "mock_reasoning_tokens": "reasoning_tokens",
     }  # fmt: skip
     fields = set(ServerOptions.__struct_fields__) - {"seed", "name", "preset"}
     chosen = {renamed.get(name, name): value for name, value in given.items() if name in renamed or name in fields}
@@ -320,10 +389,12 @@ def _server_options(given: Mapping[str, Any], env: Mapping[str, str]) -> ServerO
     key = env.get("VLLM_API_KEY")
     chosen["api_keys"] = tuple(given["api_key"] or ((key,) if key else ()))
     chosen["lora_modules"] = _lora_modules(given["lora_modules"] or ())
+    chosen["faults"] = parse_faults(given["mock_fault"] or ())
     chosen["kv_events"] = _kv_events(given["kv_events_config"])
     chosen["block_size_given"] = given["block_size"] is not None
     chosen["dev_mode"] = env.get("VLLM_SERVER_DEV_MODE", "0") == "1"
+    chosen["keep_alive_s"] = _seconds("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", env)
     chosen["allow_runtime_lora"] = env.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").lower() in ("1", "true")
     chosen["int_block_hashes"] = env.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1") == "1"
     chosen["hash_seed"] = env.get("PYTHONHASHSEED") or None
-    return ServerOptions(**chosen)
+    return ServerOptions(**{name: value for name, value in chosen.items() if value is not None})

@@ -25,17 +25,10 @@ from mock_engine.prompts import answer_tokens, chat_prompt, check_ids, completio
 from mock_engine.protocol import Sampling, bad_request, clean, parse_chat, parse_completion, read_json, sampling
 from mock_engine.replica import Replica
 from mock_engine.request import Request, TokenSequence
+from mock_engine.request_keys import RECEIVED_US
 from mock_engine.streams import Choice, Prompt, Reply
 
 SEED_BITS = 63
-
-
-def _plain_key(name: str, kind: type) -> str:
-    """How aiohttp named what rides on a request before it had typed keys."""
-    return name
-
-
-RECEIVED_US: Any = getattr(web, "RequestKey", _plain_key)("received_us", int)  # set by the outermost middleware
 
 
 class Generation:
@@ -159,6 +152,8 @@ class Generation:
             prompt_text=prompts[0].text if fields["return_prompt_text"] else None,
             logprobs=_logprobs(fields, is_chat),
             client_id=client_id,
+            first_chunk_tokens=options.first_chunk_tokens,
+            reasoning_tokens=options.reasoning_tokens if is_chat else 0,
         )
 
     def _choices(
@@ -217,6 +212,8 @@ class Generation:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
         reply.on_end = lambda: None if ended.done() else ended.set_result(None)
+        if not stream:
+            self._replica.faults.spoil_whole(request, reply)
         replica = self._replica
         try:
             await self._fixed_cost(received_us)
@@ -278,7 +275,8 @@ class Generation:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left before its stream began")
-        reply.open_stream(_writer(transport, chunked), transport.get_write_buffer_size)
+        write = self._replica.faults.spoiled(request, reply, _writer(transport, chunked))
+        reply.open_stream(write, transport.get_write_buffer_size)
         return response
 
     async def _failed_stream(

@@ -1,4 +1,4 @@
-"""What a replica writes down for a benchmark: one JSON line a request, one a sample of its load.
+"""What a replica writes down for a benchmark: one JSON line a request, one a sample of its load, one a fault.
 
 Lines are written whole and flushed at once, so a killed replica leaves readable files. Instants are microseconds of
 the model's clock since its epoch; what is unknown is null.
@@ -38,12 +38,14 @@ class JsonLines:
 
 
 class ReplicaLog:
-    """Both files of one replica; without a folder nothing is written."""
+    """The files of one replica; without a folder nothing is written."""
 
     def __init__(self, folder: str | None, name: str) -> None:
         self._name = name
         self._requests = None if folder is None else JsonLines(Path(folder) / f"engine-{name}.requests.jsonl")
         self._fleet = None if folder is None else JsonLines(Path(folder) / f"engine-{name}.fleet.jsonl")
+        self._folder = folder
+        self._faults: JsonLines | None = None  # opened by the first fault
 
     def ended(self, choice: Choice, how: str) -> None:
         """`how` is length, stop, abort or error."""
@@ -86,6 +88,13 @@ class ReplicaLog:
             }
         )
 
+    def fault(self, at_us: int, fault: str, details: dict[str, Any]) -> None:
+        if self._folder is None:
+            return
+        if self._faults is None:
+            self._faults = JsonLines(Path(self._folder) / f"engine-{self._name}.faults.jsonl")
+        self._faults.write({"t_us": at_us, "replica": self._name, "fault": fault, **details})
+
     @property
     def samples(self) -> bool:
         return self._fleet is not None
@@ -95,7 +104,7 @@ class ReplicaLog:
             self._fleet.write({"t_us": at_us, "replica": self._name, **state(drivers, take=True)})
 
     def close(self) -> None:
-        for file in (self._requests, self._fleet):
+        for file in (self._requests, self._fleet, self._faults):
             if file is not None:
                 file.close()
 

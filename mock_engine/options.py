@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from mock_engine.errors import ConfigError
+from mock_engine.faults import OFF, Faults
 
 VERSION = "0.33.0"  # the vLLM release that this replica passes for
 DEFAULT_PRESET = "llama-3.1-8b-h100"
@@ -36,6 +37,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    ssl_cert_reqs: int = 0  # ssl.CERT_NONE; 1 optional, 2 required
     tokenizer: str | None = None
     chat_template: str | None = None
     trust_request_chat_template: bool = False
@@ -62,6 +65,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_event_format: str = EVENT_FORMATS[0]
     legacy_metrics: bool = False
     metrics_staleness_ms: int = 0
+    keep_alive_s: float = 5.0  # idle connections
     dev_mode: bool = False
     allow_runtime_lora: bool = False
     int_block_hashes: bool = True
@@ -76,6 +80,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     speedup: float = 1.0
     jitter: float = 0.0
     clear_event: str = CLEAR_EVENTS[0]
+    faults: Faults = OFF
+    report_top_k: int = 100  # prefixes in one answer of /prefix_cache_state
+    first_chunk_tokens: int = 1
+    reasoning_tokens: int = 0  # of each chat answer
+    async_scheduling: bool = False  # asked for; steps are lockstep all the same
 
     def __post_init__(self) -> None:
         smallest: dict[str, float] = {
@@ -86,20 +95,37 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             "max_loras": 1,
             "sample_ms": 10,
             "metrics_staleness_ms": 0,
+            "report_top_k": 1,
+            "first_chunk_tokens": 1,
+            "reasoning_tokens": 0,
         }
         for name, least in smallest.items():
             if getattr(self, name) < least:
-                raise ConfigError(f"{_flag(name)} {getattr(self, name)}: give at least {least}")
+                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: give at least {least}")
         if self.port + self.replicas_per_process - 1 > 65535:
             raise ConfigError(f"--port {self.port}: ports end at 65535; give a lower one")
         if self.speedup <= 0:
             raise ConfigError(f"--mock-speedup {self.speedup}: model time must advance; give a number above 0")
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"--mock-jitter {self.jitter}: give a share of a step's time from 0 to below 1")
-        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
-            raise ConfigError("TLS needs --ssl-certfile and --ssl-keyfile together: give both or neither")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("--ssl-keyfile without --ssl-certfile serves nothing: name the certificate too")
+        if self.ssl_cert_reqs not in (0, 1, 2):
+            raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs}: give 0 (none), 1 (optional) or 2 (required)")
+        if self.ssl_cert_reqs and not (self.ssl_certfile and self.ssl_ca_certs):
+            raise ConfigError(
+                f"--ssl-cert-reqs {self.ssl_cert_reqs} asks clients for certificates that nothing can check: add "
+                f"--ssl-certfile and --ssl-ca-certs"
+            )
 
 
-def _flag(name: str) -> str:
-    mock_only = {"sample_ms", "seed", "speedup", "jitter", "name", "preset", "log_dir", "epoch_ns", "clear_event"}
-    return ("--mock-" if name in mock_only else "--") + name.replace("_", "-")
+_MOCK_ONLY = frozenset(
+    {
+        "sample_ms", "seed", "speedup", "jitter", "name", "preset", "log_dir", "epoch_ns", "clear_event",
+        "report_top_k", "first_chunk_tokens", "reasoning_tokens",
+    }
+)  # fmt: skip
+
+
+def flag_of(option: str) -> str:
+    return ("--mock-" if option in _MOCK_ONLY else "--") + option.replace("_", "-")

@@ -15,20 +15,22 @@ from random import Random
 from mock_engine.chat import load_template
 from mock_engine.clock import Clock
 from mock_engine.config import EngineConfig
-from mock_engine.driver import Driver, Publish
+from mock_engine.driver import Driver, discard
 from mock_engine.engine import Engine
-from mock_engine.errors import ConfigError, RequestError
-from mock_engine.events import KvEvent
+from mock_engine.errors import RequestError
+from mock_engine.faults import FaultPlan
 from mock_engine.hashing import BlockHasher
+from mock_engine.injection import Injector
 from mock_engine.log import ReplicaLog
 from mock_engine.metrics import EngineMetrics, ReplicaMetrics
 from mock_engine.models import Models
 from mock_engine.options import VERSION, ServerOptions
+from mock_engine.outbox import Outbox
+from mock_engine.prefix_report import PrefixReport
 from mock_engine.presets import load_preset
 from mock_engine.publisher import REPLAY_POLL_S, Publisher
 from mock_engine.streams import Choice
 from mock_engine.tokenizer import load_tokenizer
-from mock_engine.wire import encode_batch
 
 WAITING_WEIGHT = 4  # vLLM weighs a waiting request four times a running one when it chooses a rank
 
@@ -39,48 +41,68 @@ class Replica:
         self.config = config
         self.port = port
         self.clock = clock
-        self.name = options.name or f"r{port}"
+        at = port - options.port
+        self.name = f"r{port}" if options.name is None else options.name
+        if options.name is not None and options.replicas_per_process > 1:
+            self.name = f"{options.name}{at}"  # so that each has logs and chance of its own
         self.preset = load_preset(options.preset)
         self.rng = Random(f"{options.seed}/{self.name}/answers")
         self.tokenizer = load_tokenizer(options.tokenizer)
         self.template = load_template(options.chat_template, self.tokenizer.chat_template)
-        self.models = Models(options.model, options.served_model_name, config.max_model_len, options.lora_modules)
         self.fingerprint = _fingerprint(options, config)
-        self.hasher = BlockHasher(
-            config.prefix_caching_hash_algo, seed=options.hash_seed, rng=Random(f"{options.seed}/none-hash")
-        )
-        self.started_at = time.time()
         self.in_flight = 0  # generation requests whose answer has not ended
-        self.paused: str | None = None  # how: abort, wait or keep
-        self.sleep_level: int | None = None
+        self.restarts = 0
+        self._generations = 0  # of earlier lives' prefix reports
         self.log = ReplicaLog(options.log_dir, self.name)
+        self.faults = Injector(FaultPlan(options.faults, f"{options.seed}/{self.name}/faults"), self.log, clock)
         self._sample_timer: asyncio.TimerHandle | None = None
         self._replay_timer: asyncio.TimerHandle | None = None
-        self.publishers: list[Publisher] = []
-        engines = range(options.data_parallel_size)
-        self._metrics = [EngineMetrics(rank, config.max_model_len) for rank in engines]
+        self.outboxes: list[Outbox] = []
+        self.drivers: list[Driver] = []
+        try:
+            if options.kv_events.enable_kv_cache_events and options.kv_events.publisher == "zmq":
+                for rank in range(options.data_parallel_size):
+                    self.outboxes.append(self._make_outbox(rank))
+            self._boot()
+        except BaseException:  # one rank's endpoint is taken: let go of the others'
+            self.close()
+            raise
+
+    def _make_outbox(self, rank: int) -> Outbox:
+        ports_on = rank + (self.port - self.options.port) * self.options.data_parallel_size
+        publisher = Publisher(self.options.kv_events, ports_on)
+        return Outbox(publisher, rank, self.options, self.faults.plan, self.clock, self.faults.note)
+
+    def _boot(self) -> None:
+        """What a process makes when it starts: nothing of an earlier life is left, but for what counts lives."""
+        options, config = self.options, self.config
+        life = f"/{self.restarts}" if self.restarts else ""
+        self.models = Models(options.model, options.served_model_name, config.max_model_len, options.lora_modules)
+        self.hasher = BlockHasher(
+            config.prefix_caching_hash_algo, seed=options.hash_seed, rng=Random(f"{options.seed}/none-hash{life}")
+        )
+        self.paused: str | None = None  # how: abort, wait or keep
+        self.sleep_level: int | None = None
+        self._metrics = [EngineMetrics(rank, config.max_model_len) for rank in range(options.data_parallel_size)]
         self.metrics = ReplicaMetrics(self.models.first, self._metrics, options.legacy_metrics)
         for rank_metrics in self._metrics:
             rank_metrics.cache_config = _cache_config(options, config)
         if options.enable_lora or options.lora_modules:
             self.metrics.lora = (options.max_loras, {})
-        self.drivers: list[Driver] = []
-        try:
-            self.drivers += [self._make_driver(rank) for rank in engines]
-        except ConfigError:  # one rank's endpoint is taken: let go of the others'
-            self.close()
-            raise
+        self.drivers = [self._make_driver(rank, life) for rank in range(options.data_parallel_size)]
+        self.prefix_report = PrefixReport(
+            [driver.prefixes for driver in self.drivers], options.report_top_k, past_generations=self._generations
+        )
 
-    def _make_driver(self, rank: int) -> Driver:
-        events = self.options.kv_events
-        publish: Publish = _discard
-        if events.enable_kv_cache_events and events.publisher == "zmq":
-            publisher = Publisher(events, rank + (self.port - self.options.port) * self.options.data_parallel_size)
-            self.publishers.append(publisher)
-            publish = _Encoder(publisher, rank, self.options)
+    def _make_driver(self, rank: int, life: str) -> Driver:
         cost = replace(self.preset.cost, jitter=self.options.jitter)
-        engine = Engine(self.config, cost=cost, rng=Random(f"{self.options.seed}/{self.name}/{rank}"))
+        engine = Engine(self.config, cost=cost, rng=Random(f"{self.options.seed}/{self.name}/{rank}{life}"))
+        publish = self.outboxes[rank] if self.outboxes else discard
         return Driver(engine, self.clock, self._metrics[rank], publish, self.log.ended, self.options.clear_event)
+
+    @property
+    def publishers(self) -> list[Publisher]:
+        return [outbox.publisher for outbox in self.outboxes]
 
     def start(self) -> None:
         """Starts the periodic work: fleet samples and the replay socket."""
@@ -88,6 +110,20 @@ class Replica:
             self._sample_at(self._next_sample_us())
         if any(publisher.answers_replays for publisher in self.publishers):
             self._poll_replays()
+        for outbox in self.outboxes:
+            outbox.started_us = self.clock.now_us()
+
+    def restart(self) -> None:
+        """As the process would in place: requests are gone unanswered, the cache is empty and no event says so, event
+        sequences and counters begin at 0. The server cuts the connections."""
+        for driver in self.drivers:
+            driver.close()
+        self.restarts += 1
+        self._generations = self.prefix_report.generation + 1
+        starts_us = self.clock.now_us() + self.faults.plan.faults.slow_start_ms * 1000
+        for outbox in self.outboxes:
+            outbox.restart(starts_us)
+        self._boot()
 
     def close(self) -> None:
         for timer in (self._sample_timer, self._replay_timer):
@@ -95,8 +131,9 @@ class Replica:
                 timer.cancel()
         for driver in self.drivers:
             driver.close()
-        for publisher in self.publishers:
-            publisher.close()
+        for outbox in self.outboxes:
+            outbox.close()
+            outbox.publisher.close()
         self.log.close()
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -157,8 +194,9 @@ class Replica:
             for driver in self.drivers
         )
 
-    def reset_prefix_cache(self) -> bool:
-        done = [driver.reset_prefix_cache() for driver in self.drivers]  # every rank, whatever the first one says
+    def reset_prefix_cache(self, *, preempt: bool = False) -> bool:
+        """`preempt` throws out what runs first, so that no block is held."""
+        done = [driver.reset_prefix_cache(preempt) for driver in self.drivers]  # every rank, whatever the first says
         return all(done)
 
     async def pause(self, mode: str, clear_cache: bool = True) -> None:
@@ -170,10 +208,13 @@ class Replica:
         if mode == "abort":
             self.abort_all(counted=True)
         else:
-            while any(driver.choices for driver in self.drivers):
-                await asyncio.sleep(0.005)
+            await self._drained()
         if clear_cache:
             self.reset_prefix_cache()
+
+    async def _drained(self) -> None:
+        while any(driver.choices for driver in self.drivers):
+            await asyncio.sleep(0.005)
 
     def resume(self) -> None:
         self.paused = None
@@ -181,8 +222,12 @@ class Replica:
             for driver in self.drivers:
                 driver.thaw()
 
-    def sleep(self, level: int) -> None:
-        self.abort_all(counted=True)
+    async def sleep(self, level: int, mode: str) -> None:
+        """`mode` says what becomes of requests in flight, as for a pause."""
+        if mode == "wait":
+            await self._drained()
+        elif mode == "abort":
+            self.abort_all(counted=True)
         self.reset_prefix_cache()
         self.sleep_level = level
         for driver, metrics in zip(self.drivers, self._metrics, strict=True):
@@ -215,25 +260,6 @@ class Replica:
         for publisher in self.publishers:
             publisher.poll()
         self._replay_timer = asyncio.get_running_loop().call_later(REPLAY_POLL_S, self._poll_replays)
-
-
-class _Encoder:
-    """Turns a step's events into a batch on the wire."""
-
-    def __init__(self, publisher: Publisher, rank: int, options: ServerOptions) -> None:
-        self._publisher = publisher
-        self._rank = rank
-        self._form = options.kv_event_format
-        self._int_hashes = options.int_block_hashes
-
-    def __call__(self, events: Sequence[KvEvent]) -> None:
-        self._publisher.publish(
-            encode_batch(time.time(), events, self._rank, form=self._form, int_hashes=self._int_hashes)
-        )
-
-
-def _discard(events: Sequence[KvEvent]) -> None:
-    return None
 
 
 def _named(choice: Choice, only: Sequence[str] | None) -> bool:

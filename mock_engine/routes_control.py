@@ -102,6 +102,8 @@ class ControlRoutes:
                 "epoch_ns": replica.clock.epoch_ns,
                 "now_us": replica.clock.now_us(),
                 **state(replica.drivers, take=False),
+                "restarts": replica.restarts,
+                "faults": replica.faults.plan.faults.active(),
                 "event_seq": [publisher.next_seq for publisher in replica.publishers],
                 "config": msgspec.structs.asdict(replica.config),
                 "ranks": [msgspec.structs.asdict(driver.snapshot()) for driver in replica.drivers],
@@ -149,11 +151,13 @@ class ControlRoutes:
         return _json({"is_paused": self._replica.paused is not None})
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
-        return _json({"success": self._replica.reset_prefix_cache()})
+        preempt = _query(request, "reset_running_requests", Bool(), False)
+        _query(request, "reset_external", Bool(), False)  # there is no connector whose cache it could reset
+        return _json({"success": self._replica.reset_prefix_cache(preempt=preempt)})
 
     async def sleep(self, request: web.Request) -> web.Response:
         level = _query(request, "level", Int(ge=0, le=2), 1)
-        self._replica.sleep(level)
+        await self._replica.sleep(level, _query(request, "mode", Literal(PAUSE_MODES), "abort"))
         return _json({"status": "sleeping", "level": level})
 
     async def wake_up(self, request: web.Request) -> web.Response:

@@ -251,6 +251,13 @@ class Scheduler:
         plan.preempted.append(victim)
         return given_back
 
+    def preempt_running(self) -> list[RequestState]:
+        """Between two steps: everybody, last admitted first, so that the queue's head is who ran longest."""
+        plan = Plan()
+        while self.running:
+            self._take_back(plan, self.running[-1])
+        return plan.preempted
+
     # -- admission -------------------------------------------------------------------------------------------------
 
     def _admit(self, plan: Plan, budget: int, tokens_max: int) -> None:

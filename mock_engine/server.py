@@ -6,7 +6,9 @@ all routes. Every error that a route may raise ends as the JSON that a vLLM serv
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import time
@@ -19,14 +21,18 @@ from aiohttp.typedefs import Middleware
 
 from mock_engine.bodies import encode_json, error_body
 from mock_engine.errors import ConfigError, RequestError
-from mock_engine.generation import RECEIVED_US, Generation
+from mock_engine.generation import Generation
+from mock_engine.injection import FAULTY_ROUTES
+from mock_engine.options import ServerOptions
 from mock_engine.protocol import clean
 from mock_engine.replica import Replica
+from mock_engine.request_keys import RECEIVED_US
 from mock_engine.routes_control import ControlRoutes
+from mock_engine.routes_mock import MockRoutes
 from mock_engine.routes_text import TextRoutes
 
-KEEP_ALIVE_S = 5.0  # idle connections, as VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 BODY_BYTES_MAX = 1 << 30
+REBIND_PAUSE_S = 0.01
 BACKLOG = 2048  # connections that wait to be accepted
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # need the API key, if there is one
 UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info"})  # by HTTP metrics
@@ -42,6 +48,7 @@ def make_app(replica: Replica) -> web.Application:
     app.router.add_post("/v1/chat/completions", generation.chat)
     TextRoutes(replica, generation).add(app)
     ControlRoutes(replica).add(app)
+    MockRoutes(replica).add(app)
     return app
 
 
@@ -56,15 +63,17 @@ def _edge(replica: Replica) -> Middleware:
         if keys and request.path.startswith(GUARDED) and request.headers.get("Authorization") not in keys:
             response: web.StreamResponse = _json_response({"error": "Unauthorized"}, 401)
         else:
-            response = await _answered(request, handler)
+            response = await _answered(replica, request, handler)
         _count(replica, request, response, time.perf_counter() - started)
         return response
 
     return edge
 
 
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _answered(replica: Replica, request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
+        if request.path in FAULTY_ROUTES and request.method == "POST":
+            replica.faults.arrival(request)
         return await handler(request)
     except RequestError as error:
         return _json_response(error_body(error.message, error.type, error.param, error.status), error.status)
@@ -112,7 +121,7 @@ def _common_headers(replica: Replica) -> Callable[[web.Request, web.StreamRespon
 
 
 class Server:
-    """Listens for one replica."""
+    """Listens for one replica, or refuses to for a while."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -120,47 +129,135 @@ class Server:
             make_app(replica),
             access_log=None,
             handler_cancellation=True,  # a client that leaves cancels its handler, which frees its blocks
-            keepalive_timeout=KEEP_ALIVE_S,
+            keepalive_timeout=replica.options.keep_alive_s,
             shutdown_timeout=1.0,
         )
+        options = replica.options
+        self._tls = _tls(options)
+        self._sock: socket.socket | None = _bound_socket(options.host, replica.port)  # ours, but refuses connections
+        self._site: web.SockSite | None = None
+        self._refuses_until_s = 0.0
+        self._refusing: asyncio.Task[None] | None = None
+        replica.faults.outside = self
 
     async def start(self) -> None:
-        options, port = self._replica.options, self._replica.port
         await self._runner.setup()
-        sock = _listening_socket(options.host, port)
-        site = web.SockSite(
-            self._runner, sock, ssl_context=_tls(options.ssl_certfile, options.ssl_keyfile), backlog=BACKLOG
-        )
-        await site.start()
+        slow_ms = self._replica.options.faults.slow_start_ms
+        if slow_ms:
+            self._replica.faults.note("slow_start", slow_start_ms=slow_ms)
+            await asyncio.sleep(self._replica.clock.wall_us(slow_ms * 1000) / 1e6)
+        await self._listen()
         self._replica.start()
+        faults = self._replica.faults
+        for action in faults.plan.at_start:
+            faults.trigger(action)
+
+    async def _listen(self) -> None:
+        assert self._sock is not None
+        self._site = web.SockSite(self._runner, self._sock, ssl_context=self._tls, backlog=BACKLOG)
+        self._sock = None
+        try:
+            await self._site.start()
+        except OSError as error:
+            raise _unusable(self._replica.options.host, self._replica.port, error) from error
 
     async def stop(self) -> None:
+        if self._refusing is not None:
+            self._refusing.cancel()
         self._replica.abort_all(counted=False)
         await self._runner.cleanup()
+        if self._sock is not None:
+            self._sock.close()
         self._replica.close()
 
+    # -- faults ----------------------------------------------------------------------------------------------------
 
-def _listening_socket(host: str | None, port: int) -> socket.socket:
-    """On all interfaces of both families if no host is given, of IPv4 alone where there is no other."""
+    def refuse(self, wall_s: float) -> None:
+        """Closes the port to new connections; those that are open live on."""
+        loop = asyncio.get_running_loop()
+        self._refuses_until_s = max(self._refuses_until_s, loop.time() + wall_s)
+        if self._refusing is None or self._refusing.done():
+            self._refusing = loop.create_task(self._refuse())
+
+    async def _refuse(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
+            self._sock = await self._own_again()
+        while loop.time() < self._refuses_until_s:
+            await asyncio.sleep(self._refuses_until_s - loop.time())
+        await self._listen()
+
+    async def _own_again(self) -> socket.socket:
+        """The port once more; its old socket may need a moment to go."""
+        while True:
+            try:
+                return _bound_socket(self._replica.options.host, self._replica.port)
+            except ConfigError:
+                await asyncio.sleep(REBIND_PAUSE_S)
+
+    def restart(self, keep: object | None) -> None:
+        """Cuts every connection but `keep`'s and lets the replica begin anew at the same address."""
+        served = self._runner.server
+        for connection in list(served.connections) if served is not None else ():
+            transport = connection.transport
+            if transport is not None and transport is not keep and isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+        self._replica.restart()
+        slow_ms = self._replica.faults.plan.faults.slow_start_ms
+        if slow_ms:
+            self._replica.faults.note("slow_start", slow_start_ms=slow_ms)
+            self.refuse(self._replica.clock.wall_us(slow_ms * 1000) / 1e6)
+
+
+def _bound_socket(host: str | None, port: int) -> socket.socket:
+    """A socket at the address that does not listen yet. Without a host on all interfaces of both families, of IPv4
+    alone where there is no other."""
     try:
         if host is None and socket.has_dualstack_ipv6():
             with contextlib.suppress(OSError):
-                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-        family = socket.AF_INET6 if host is not None and ":" in host else socket.AF_INET
-        return socket.create_server((host or "", port), family=family, backlog=BACKLOG)
+                return _bind(socket.AF_INET6, "::", port)
+        return _bind(socket.AF_INET6 if host is not None and ":" in host else socket.AF_INET, host or "", port)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host or '*'}:{port}: {error.strerror or error}; choose another --port or stop "
-            f"what uses it"
-        ) from error
+        raise _unusable(host, port, error) from error
 
 
-def _tls(certfile: str | None, keyfile: str | None) -> ssl.SSLContext | None:
-    if certfile is None:
+def _unusable(host: str | None, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {host or '*'}:{port}: {error.strerror or error}; choose another --port or stop what uses it"
+    )
+
+
+def _bind(family: int, host: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # elsewhere it would let two processes have one port
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+    if options.ssl_certfile is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(certfile, keyfile)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"--ssl-certfile {certfile}: {error}; give a PEM certificate and its key") from error
+        raise ConfigError(
+            f"--ssl-certfile {options.ssl_certfile}: {error}; give a PEM file with certificate and key, or the key "
+            f"with --ssl-keyfile"
+        ) from error
+    context.verify_mode = ssl.VerifyMode(options.ssl_cert_reqs)
+    if options.ssl_ca_certs is not None:
+        try:
+            context.load_verify_locations(options.ssl_ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--ssl-ca-certs {options.ssl_ca_certs}: {error}; give a PEM file") from error
     return context

@@ -91,6 +91,8 @@ class Reply:
         echo_only: bool = False,
         logprobs: Logprobs | None = None,
         client_id: str = "",
+        first_chunk_tokens: int = 1,
+        reasoning_tokens: int = 0,
     ) -> None:
         self.bodies = bodies
         self.client_id = client_id or bodies.response_id  # the id that the client sent, for logs
@@ -104,6 +106,8 @@ class Reply:
         self.show_details = show_details
         self.created_blocks_of = created_blocks_of  # block size if newly cached tokens are told too
         self.stream_interval = stream_interval
+        self.first_chunk_tokens = first_chunk_tokens  # held back until there are so many
+        self.reasoning_tokens = reasoning_tokens  # of each choice, before its content
         self.prompt_text = prompt_text
         self.logprobs = logprobs
         self.choices: list[Choice] = []
@@ -237,7 +241,7 @@ class Choice:
         ended the answer by itself, so that the engine has to be told."""
         self.count = count = self.count + 1
         reply = self.reply
-        if self._plain and final is None:
+        if self._plain and final is None and count > reply.reasoning_tokens:
             write = reply.write
             if write is not None and reply.unsent() <= UNSENT_BYTES_MAX and not self._text:
                 text = self._decoder.push(self._next_id(count - 1))
@@ -282,7 +286,9 @@ class Choice:
 
     def _due(self) -> bool:
         if not self._started:
-            return True
+            return self._since >= self.reply.first_chunk_tokens
+        if self.count == self.reply.reasoning_tokens:
+            return True  # no chunk holds both
         return self._since >= self.reply.stream_interval and self.reply.unsent() <= UNSENT_BYTES_MAX
 
     def _end_by_token(self, reason: str) -> None:
@@ -332,14 +338,16 @@ class Choice:
                 self._before, self._after = bodies.plain_chunk(self.index)
         if reply.continuous_usage:
             used = bodies.running_usage(prompt_tokens, self.count)
+        thinking = self.count <= reply.reasoning_tokens
         new_ids, self._new_ids, self._since = self._new_ids, [], 0
         write(
             bodies.chunk(
                 Piece(
                     self.index,
-                    text,
+                    "" if thinking else text,
                     finish_reason,
                     self.stop_reason,
+                    reasoning=text if thinking else None,
                     token_ids=new_ids if reply.return_token_ids else None,
                     prompt_ids=prompt_ids,
                     logprobs=self._logprobs(new_ids),
@@ -370,6 +378,10 @@ class Choice:
             hides_last = self.finish_reason == "stop" and not self.sampling.include_stop
             decoder = self._tokenizer.decoder(self.sampling.skip_special_tokens)
             text = "".join(map(decoder.push, ids[:-1] if hides_last else ids))
+        reasoning = None
+        if self.reply.reasoning_tokens:
+            reasoning = self._tokenizer.decode(ids[: self.reply.reasoning_tokens], self.sampling.skip_special_tokens)
+            reasoning, text = text[: len(reasoning)], text[len(reasoning) :]
         if self.reply.echo:
             text = self._echo(text)
         told = self.reply.return_token_ids
@@ -380,6 +392,7 @@ class Choice:
                 text,
                 self.finish_reason,
                 self.stop_reason,
+                reasoning=reasoning,
                 token_ids=ids if told else None,
                 prompt_ids=self.prompt.ids if told else None,
                 logprobs=self._logprobs(ids),

@@ -36,6 +36,8 @@ FIRST_BYTE_ID = 100  # ids 100..355 are the bytes 0..255
 GENERATED_CHUNK = 128  # output ids are made this many at a time
 SAFE_IDS_MAX = 4096  # a real vocabulary's answers are drawn from at most so many ids
 SAFE_IDS_MIN = 64  # with fewer than this, answers would be too alike: draw from the whole vocabulary instead
+BUNDLED = "bundled"
+BUNDLED_FOLDER = Path(__file__).parent / "vocabulary" / "bpe-8k"
 REPLACEMENT = "�"
 
 _CONSONANTS, _VOWELS = "bdgklmnt", "aeio"
@@ -325,4 +327,7 @@ def _settings(path: Path) -> dict[str, object]:
 
 
 def load_tokenizer(path: str | None) -> Tokenizer:
-    return FileTokenizer(Path(path)) if path else WordTokenizer()
+    """The default without a path; BUNDLED names the small real vocabulary that comes with this package."""
+    if not path:
+        return WordTokenizer()
+    return FileTokenizer(BUNDLED_FOLDER if path == BUNDLED else Path(path))

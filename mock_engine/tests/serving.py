@@ -14,7 +14,8 @@ from aiohttp.test_utils import TestServer
 from mock_engine.clock import Clock
 from mock_engine.flags import parse_flags
 from mock_engine.replica import Replica
-from mock_engine.server import make_app
+from mock_engine.server import Server, make_app
+from mock_engine.tests.replica_process import free_ports
 
 FAST = (
     "--mock-speedup",
@@ -74,11 +75,28 @@ async def serving(*flags: str, env: dict[str, str] | None = None) -> AsyncIterat
     options, config = parse_flags([*FAST, *flags], env or {})
     replica = Replica(options, config, port=options.port, clock=Clock(speedup=options.speedup))
     server = TestServer(make_app(replica))
-    await server.start_server(shutdown_timeout=0.1)
-    replica.start()
     try:
+        await server.start_server(shutdown_timeout=0.1)
+        replica.start()
         async with ClientSession() as session:
             yield Client(replica, session, f"http://127.0.0.1:{server.port}")
     finally:
-        await server.close()
-        replica.close()
+        try:
+            await server.close()
+        finally:
+            replica.close()
+
+
+@asynccontextmanager
+async def listening(*flags: str, env: dict[str, str] | None = None) -> AsyncIterator[Client]:
+    """As `serving`, but behind the replica's own listening socket, which can be closed and opened again."""
+    port = free_ports()[0]
+    options, config = parse_flags([*FAST, "--host", "127.0.0.1", "--port", str(port), *flags], env or {})
+    replica = Replica(options, config, port=port, clock=Clock(speedup=options.speedup))
+    server = Server(replica)
+    try:
+        await server.start()
+        async with ClientSession() as session:
+            yield Client(replica, session, f"http://127.0.0.1:{port}")
+    finally:
+        await server.stop()

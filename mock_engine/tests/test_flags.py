@@ -24,6 +24,21 @@ def test_a_larger_block_size_leaves_the_same_memory_in_fewer_blocks() -> None:
     assert config.num_gpu_blocks == 77
 
 
+def test_a_memory_for_kv_blocks_is_counted_in_the_presets_bytes() -> None:
+    preset = load_preset(DEFAULT_PRESET)
+    _, config = parse_flags(["--kv-cache-memory-bytes", str(100 * 16 * preset.kv_bytes_per_token + 5)], {})
+    assert config.num_gpu_blocks == 100
+    _, config = parse_flags(["--kv-cache-memory-bytes", "1g", "--num-gpu-blocks-override", "7"], {})
+    assert config.num_gpu_blocks == 7
+
+
+def test_the_environment_says_how_long_idle_connections_live() -> None:
+    assert parse_flags([], {})[0].keep_alive_s == 5
+    assert parse_flags([], {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"})[0].keep_alive_s == 60
+    with pytest.raises(ConfigError, match="whole seconds"):
+        parse_flags([], {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "soon"})
+
+
 def test_batch_limits_bound_each_other_as_in_vllm() -> None:
     _, config = parse_flags(["--max-model-len", "100", "--max-num-seqs", "4", "--max-num-batched-tokens", "8192"], {})
     assert config.max_num_batched_tokens == 400
@@ -85,6 +100,12 @@ def test_flags_that_only_vllm_needs_are_accepted() -> None:
         (["--max-model-len", "lots"], "--max-model-len"),
         (["--kv-events-config", '{"publisher": "kafka"}'], "zmq or null"),
         (["--mock-pres", "x"], "--help"),
+        (["--ssl-keyfile", "x"], "--ssl-certfile"),
+        (["--ssl-cert-reqs", "2"], "--ssl-ca-certs"),
+        (["--ssl-cert-reqs", "5"], "0 .none."),
+        (["--mock-fault", "stall=7"], "a number from 0 to 1"),
+        (["--mock-report-top-k", "0"], "--mock-report-top-k 0: give at least 1"),
+        (["--mock-first-chunk-tokens", "0"], "--mock-first-chunk-tokens 0: give at least 1"),
     ],
 )
 def test_what_cannot_work_is_named_with_its_mend(flags: list[str], mend: str) -> None:

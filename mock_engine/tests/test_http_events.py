@@ -20,28 +20,34 @@ from mock_engine.tests.serving import DEV, Client, serving
 
 @asynccontextmanager
 async def subscribed(
-    *flags: str, events: dict[str, Any] | None = None, env: dict[str, str] | None = None
+    *flags: str, events: dict[str, Any] | None = None, env: dict[str, str] | None = None, serve: Any = serving
 ) -> AsyncIterator[tuple[Client, Any]]:
     """A replica, and a function that gives the next batch of its events as (sequence, events)."""
     port = free_ports()[0]
     config = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{port}", **(events or {})}
+    first_port = int(config["endpoint"].rpartition(":")[2])
     context = zmq.asyncio.Context()
-    async with serving("--kv-events-config", json.dumps(config), *flags, env=env) as client:
-        sock = context.socket(zmq.SUB)
-        sock.setsockopt_string(zmq.SUBSCRIBE, "")
-        sock.connect(f"tcp://127.0.0.1:{port}")
-        await asyncio.sleep(0.15)  # a subscription takes a moment; nothing is sent before it
+    context.set(zmq.BLOCKY, 0)
+    try:
+        async with serve("--kv-events-config", json.dumps(config), *flags, env=env) as client:
+            sock = context.socket(zmq.SUB)
+            sock.setsockopt_string(zmq.SUBSCRIBE, "")
+            for rank in range(client.replica.options.data_parallel_size):
+                sock.connect(f"tcp://127.0.0.1:{first_port + rank}")
+            await asyncio.sleep(0.15)  # a subscription takes a moment; nothing is sent before it
 
-        async def batch() -> tuple[int, list[Any]]:
-            async with asyncio.timeout(5):
-                _, seq, payload = await sock.recv_multipart()
-            return int.from_bytes(seq, "big"), msgspec.msgpack.decode(payload)[1]
+            async def batch() -> tuple[int, list[Any]]:
+                async with asyncio.timeout(5):
+                    _, seq, payload = await sock.recv_multipart()
+                decoded = msgspec.msgpack.decode(payload)
+                ranks.append(decoded[2])
+                return int.from_bytes(seq, "big"), decoded[1]
 
-        try:
+            ranks: list[int] = []
+            batch.ranks = ranks  # type: ignore[attr-defined]
             yield client, batch
-        finally:
-            sock.close(linger=0)
-    context.destroy(linger=0)
+    finally:
+        context.destroy(linger=0)  # whatever failed above, no socket outlives the test
 
 
 async def test_stored_blocks_tell_tokens_parents_and_the_session() -> None:
@@ -116,3 +122,27 @@ async def test_event_sources_tell_each_ranks_endpoint() -> None:
             "enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "buffer_steps", "hwm",
             "max_queue_size", "topic",
         ]  # fmt: skip
+
+
+async def test_each_rank_publishes_at_a_port_of_its_own_and_says_which_it_is() -> None:
+    port, *_ = free_ports(2)
+    async with subscribed("--data-parallel-size", "2", events={"endpoint": f"tcp://*:{port}"}) as (client, batch):
+        for rank in ("1", "0"):
+            ask = {"prompt": [int(rank) + 5] * 20, "max_tokens": 1}
+            await client.post("/v1/completions", ask, **{"X-data-parallel-rank": rank})
+            seq, (stored,) = await batch()
+            assert (seq, stored["token_ids"]) == (0, [int(rank) + 5] * 16)
+        assert batch.ranks == [1, 0]
+        text = await client.get("/metrics")
+        for rank in ("0", "1"):
+            assert f'vllm:prompt_tokens_total{{engine="{rank}",model_name="m"}} 20.0' in text
+
+
+async def test_ranks_share_a_replica_without_sharing_a_cache() -> None:
+    async with serving("--data-parallel-size", "2", "--enable-prompt-tokens-details") as client:
+        ask = {"prompt": [5] * 40, "max_tokens": 1}
+        cached = [
+            (await client.post("/v1/completions", ask, **{"X-data-parallel-rank": rank}))["usage"]
+            for rank in ("0", "1", "0", "1")
+        ]
+        assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in cached] == [0, 0, 32, 32]

@@ -243,26 +243,44 @@ def test_help_names_every_group_and_the_presets() -> None:
     process = start("--help")
     out, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (0, "")
-    for word in ("server:", "engine:", "KV events:", "mock only:", "--max-num-seqs", "llama-3.1-8b-h100"):
+    for word in (
+        "server:", "engine:", "KV events:", "mock only:", "--max-num-seqs", "llama-3.1-8b-h100", "event_wrong_parent",
+        "limits: Steps are scheduled in lockstep",
+    ):  # fmt: skip
         assert word in out
 
 
 def test_several_replicas_live_in_one_process_on_consecutive_ports() -> None:
-    port, _ = free_ports(2)
-    process = start("--host", "127.0.0.1", "--port", str(port), "--replicas-per-process", "2", "--mock-speedup", "50")
+    port, _, events, *_ = free_ports(6)
+    config = {"enable_kv_cache_events": True, "endpoint": f"tcp://*:{events}"}
+    process = start(
+        "--host", "127.0.0.1", "--port", str(port), "--replicas-per-process", "2", "--mock-speedup", "50",
+        "--data-parallel-size", "2", "--kv-events-config", json.dumps(config), "--mock-name", "r",
+    )  # fmt: skip
     assert process.stdout is not None
     names = [process.stdout.readline().partition(":")[0] for _ in range(2)]
-    assert names == [f"r{port}", f"r{port + 1}"]
+    assert names == ["r0", "r1"]
     Replica(process, port + 1).post("/v1/completions", {"prompt": "x", "max_tokens": 1})
     assert Replica(process, port).state()["steps"] == 0
     assert Replica(process, port + 1).state()["steps"] == 1
+    for at in (0, 1):  # each replica's ranks have event ports of their own
+        sources = Replica(process, port + at).get("/kv_event_sources")
+        assert [sources[rank]["endpoint"] for rank in ("0", "1")] == [
+            f"tcp://*:{events + 2 * at}", f"tcp://*:{events + 2 * at + 1}"
+        ]  # fmt: skip
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=10)
     assert process.returncode == 0
 
 
-def test_tls_is_served_with_a_certificate(tmp_path: Path) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def trusting_only(cert: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(cert))
+    context.check_hostname = False
+    return context
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    cert, key = folder / "cert.pem", folder / "key.pem"
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
          "-subj", "/CN=localhost"],
@@ -270,12 +288,16 @@ def test_tls_is_served_with_a_certificate(tmp_path: Path) -> None:
     )  # fmt: skip
     if made.returncode:
         pytest.skip("no openssl command to make a certificate with")
+    return cert, key
+
+
+def test_tls_is_served_with_a_certificate(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
     port = free_ports()[0]
     process = start("--host", "127.0.0.1", "--port", str(port), "--ssl-certfile", str(cert), "--ssl-keyfile", str(key))
     assert process.stdout is not None
     assert "https://" in process.stdout.readline()
-    trusting = ssl.create_default_context(cafile=str(cert))
-    trusting.check_hostname = False
+    trusting = trusting_only(cert)
     body = json.dumps({"prompt": "x", "max_tokens": 2, "stream": True}).encode()
     request = urllib.request.Request(
         f"https://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
@@ -285,6 +307,41 @@ def test_tls_is_served_with_a_certificate(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=10)
     assert process.returncode == 0
+
+
+def test_tls_may_ask_clients_for_a_certificate_and_read_the_key_from_the_certificates_file(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    both = tmp_path / "both.pem"
+    both.write_text(cert.read_text() + key.read_text())
+    port = free_ports()[0]
+    flags = ("--ssl-certfile", str(both), "--ssl-ca-certs", str(cert), "--ssl-cert-reqs", "2", "--api-key", "k")
+    process = start("--host", "127.0.0.1", "--port", str(port), *flags)
+    try:
+        assert process.stdout is not None
+        assert "https://" in process.stdout.readline()
+        known = trusting_only(cert)
+        known.load_cert_chain(str(cert), str(key))
+        models = urllib.request.Request(f"https://127.0.0.1:{port}/v1/models", headers={"Authorization": "Bearer k"})
+        with urllib.request.urlopen(models, context=known, timeout=20) as answer:
+            assert json.loads(answer.read())["data"][0]["id"] == "mock-model"
+        with pytest.raises(OSError):  # noqa: PT011 - which one depends on when TLS notices
+            urllib.request.urlopen(models, context=trusting_only(cert), timeout=20)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_asynchronous_scheduling_is_accepted_with_a_sentence_on_what_it_does_not_do() -> None:
+    port = free_ports()[0]
+    process = start("--host", "127.0.0.1", "--port", str(port), "--async-scheduling")
+    assert process.stdout is not None
+    assert "serves mock-model" in process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert errors.count("\n") == 1
+    assert "schedules in lockstep" in errors
 
 
 def test_an_idle_connection_can_be_used_again_a_second_later(running: Replica) -> None:

@@ -55,7 +55,19 @@ async def test_an_asleep_engine_queues_silently_until_it_wakes() -> None:
         await task
 
 
-@pytest.mark.parametrize("path", ["/sleep?level=3", "/pause?mode=never", "/sleep?level=x"])
+@pytest.mark.parametrize(("mode", "alive"), [("wait", 0), ("keep", 1), ("abort", 0)])
+async def test_a_sleep_may_wait_for_what_runs_or_keep_it(mode: str, alive: int) -> None:
+    async with serving(env=DEV) as client:
+        running = await client.started({"max_tokens": 300})
+        await client.post(f"/sleep?mode={mode}")
+        assert len(client.replica.drivers[0].choices) == alive
+        assert await client.get("/is_sleeping") == {"is_sleeping": True}
+        await client.post("/wake_up")
+        ended = "abort" if mode == "abort" else "length"
+        assert (await running)["choices"][0]["finish_reason"] == ended
+
+
+@pytest.mark.parametrize("path", ["/sleep?mode=never", "/sleep?level=3", "/pause?mode=never", "/sleep?level=x"])
 async def test_a_switch_with_a_wrong_value_is_a_bad_request(path: str) -> None:
     async with serving(env=DEV) as client:
         status, body, _ = await client.ask("POST", path)
@@ -87,6 +99,23 @@ async def test_the_cache_is_reset_only_while_nothing_runs() -> None:
         assert (await client.get("/mock/state"))["cached_blocks"] > 0
         assert await client.post("/reset_prefix_cache") == {"success": True}
         assert (await client.get("/mock/state"))["cached_blocks"] == 0
+
+
+async def test_a_reset_that_does_not_wait_preempts_what_runs_and_every_answer_stays_whole() -> None:
+    path = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+    async with serving("--mock-speedup", "5", env=DEV) as client:
+        ask = {"prompt": [5] * 40, "max_tokens": 150, "seed": 4, "return_token_ids": True}
+        undisturbed = (await client.post("/v1/completions", ask))["choices"][0]["token_ids"]
+        task = await client.started(ask)
+        while client.replica.drivers[0].snapshot().used_blocks < 4:
+            await asyncio.sleep(0.002)
+        assert await client.post("/reset_prefix_cache") == {"success": False}
+        assert await client.post(path) == {"success": True}
+        assert (await task)["choices"][0]["token_ids"] == undisturbed
+        assert await client.metric("vllm:num_preemptions_total{") == 1
+        state = await client.get("/mock/state")
+        assert (state["preemptions"], state["running"], state["used_blocks"]) == (1, 0, 0)
+        assert (await client.ask("POST", "/reset_prefix_cache?reset_running_requests=maybe"))[0] == 400
 
 
 async def test_queue_limits_answer_503_and_count_the_reason() -> None:

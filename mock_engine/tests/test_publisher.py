@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -20,8 +22,11 @@ CLEARED = encode_batch(1.0, (AllBlocksCleared(),))
 @pytest.fixture
 def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made = zmq.Context()
-    yield made
-    made.destroy(linger=0)
+    made.set(zmq.BLOCKY, 0)
+    try:
+        yield made
+    finally:
+        made.destroy(linger=0)  # whatever failed, no socket outlives the test
 
 
 def subscriber(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: str = "") -> zmq.Socket[bytes]:
@@ -190,3 +195,50 @@ def test_a_req_socket_receives_the_first_answer(
         if sock.poll(10):
             break
     assert sock.recv_multipart() == [b"t", _start(4), b"4"]
+
+
+def test_a_restart_keeps_the_address_and_begins_the_sequence_anew_with_nothing_to_replay(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    publisher = Publisher(KvEventsConfig(endpoint="tcp://*:0", replay_endpoint="tcp://127.0.0.1:0"))
+    try:
+        endpoint, replay_endpoint = publisher.endpoint, publisher.replay_endpoint
+        sock = subscriber(context, f"tcp://127.0.0.1:{endpoint.rpartition(':')[2]}")
+        warm_up(publisher, sock)
+        assert publisher.next_seq > 0
+        publisher.restart()
+        assert (publisher.endpoint, publisher.replay_endpoint, publisher.next_seq) == (endpoint, replay_endpoint, 0)
+        asked = context.socket(zmq.DEALER)
+        assert replay_endpoint is not None
+        asked.connect(f"tcp://127.0.0.1:{replay_endpoint.rpartition(':')[2]}")
+        assert replay(publisher, asked, b"", _start(0)) == [[b"", b"", END_OF_REPLAY, b""]]
+        warm_up(publisher, sock)  # the subscriber finds the way back by itself
+        expected = publisher.publish(CLEARED)
+        assert int.from_bytes(sock.recv_multipart()[1], "big") == expected
+    finally:
+        publisher.close()
+
+
+def test_a_publisher_that_could_not_open_leaves_nothing_open() -> None:
+    port = free_ports()[0]
+    first = Publisher(KvEventsConfig(endpoint=f"tcp://*:{port}"))
+    try:
+        with pytest.raises(ConfigError):
+            Publisher(KvEventsConfig(endpoint="tcp://*:0", replay_endpoint=f"tcp://*:{port}"))
+        with pytest.raises(ConfigError):
+            Publisher(KvEventsConfig(endpoint="nonsense://x*"))
+    finally:
+        first.close()
+    Publisher(KvEventsConfig(endpoint=f"tcp://*:{port}")).close()
+
+
+def test_a_publisher_that_nobody_closes_does_not_hold_up_its_process() -> None:
+    """With batches that nobody will ever fetch, and an exception on the way out."""
+    code = (
+        "from mock_engine.publisher import Publisher\n"
+        "from mock_engine.options import KvEventsConfig\n"
+        f"one = Publisher(KvEventsConfig(endpoint='tcp://127.0.0.1:{free_ports()[0]}'))\n"
+        "for _ in range(100): one.publish(b'x' * 1000)\n"
+        "raise SystemExit(3)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 3
