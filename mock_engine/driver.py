@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from mock_engine.bodies import error_body
 from mock_engine.clock import Clock
 from mock_engine.engine import Engine
-from mock_engine.events import AllBlocksCleared, BlockHash, KvEvent
+from mock_engine.events import AllBlocksCleared, KvEvent
 from mock_engine.metrics import EngineMetrics, Finished
 from mock_engine.prefix_report import ResidentPrefixes
 from mock_engine.results import Snapshot, Step
@@ -56,7 +56,7 @@ class Driver:
         self.bin_late_us: list[int] = []  # since the last fleet sample
         self.bin_step_us: list[int] = []
         self._usable_blocks = engine.config.usable_blocks
-        self.prefixes = ResidentPrefixes(engine.config.block_size, self._holds)
+        self.prefixes = ResidentPrefixes(engine.config.block_size, engine.holds)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -273,10 +273,6 @@ class Driver:
 
     def snapshot(self) -> Snapshot:
         return self.engine.snapshot()
-
-    def _holds(self, key: BlockHash) -> bool:
-        """Whether the engine's cache has a block now; the engine itself has no need to be asked this."""
-        return bool(self.engine._scheduler.pool.cache.longest((key,), 1))
 
     def take_bin(self) -> tuple[list[int], list[int]]:
         """(step durations, lateness) of the steps since the last call."""

@@ -13,6 +13,7 @@ from mock_engine.config import EngineConfig
 from mock_engine.cost_model import PS_PER_US, Batch, StepCost, ceil_us, prefill_pairs, steps_before
 from mock_engine.decode import DecodeStretch
 from mock_engine.errors import EngineError, RequestError
+from mock_engine.events import BlockHash
 from mock_engine.request import Request
 from mock_engine.results import Admission, Finish, Run, Snapshot, Step
 from mock_engine.scheduler import Outcome, Plan, RequestState, Scheduler
@@ -118,6 +119,10 @@ class Engine:
         self._preemptions += len(preempted)
         self._new_head = self._new_head or bool(preempted)
         return tuple(state.request_id for state in preempted)
+
+    def holds(self, key: BlockHash) -> bool:
+        """Whether a block of this content is resident now."""
+        return key in self._scheduler.pool.cache
 
     # -- time ------------------------------------------------------------------------------------------------------
 

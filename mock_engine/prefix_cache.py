@@ -63,6 +63,9 @@ class PrefixCache(Generic[BlockT]):
                 break
         return chain
 
+    def __contains__(self, key: BlockHash) -> bool:
+        return key in self._blocks
+
     def keys(self) -> set[BlockHash]:
         return set(self._blocks)
 
