@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.scenario import RouterEntry, Scenario
+from harness.router_entry import RouterEntry
+from harness.scenario import Scenario
 from workloads import Streams
 
 ROUTER_SEED_STREAM = "routers.policy"

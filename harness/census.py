@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.planned import planned
 from harness.scenario import Scenario
 from workloads import Streams
 
@@ -25,15 +26,15 @@ class Census:
 def census(scenario: Scenario, seed: int) -> Census:
     """Walks the workload once; spans are never expanded."""
     sessions = requests = prompts = outputs = longest = think_us = 0
-    for session in scenario.make_workload().sessions(Streams(seed)):
+    for _, session, _ in planned(scenario.make_workload(), scenario.load, Streams(seed)):
         sessions += 1
         context = 0
         for turn in session.turns:
             context += sum(tokens for _, tokens in turn.input)
-            prompts += context
+            prompts += context + (turn.front[1] if turn.front else 0)
             context += turn.output[1]
             outputs += turn.output[1]
             think_us += turn.think_us
         requests += len(session.turns)
-        longest = max(longest, context)
+        longest = max(longest, session.total_tokens)
     return Census(sessions, requests, prompts, outputs, longest, think_us / 1e6)

@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from harness.calibrate_command import add_calibrate
 from harness.errors import HarnessError, UsageError
+from harness.report_cli import add_commands
 from harness.scenario import builtin_names, load_scenario, scenario_text
 
 EXIT_USAGE = 2
@@ -219,6 +221,10 @@ def convert(
     from harness.analyze_command import convert_command
 
     raise typer.Exit(convert_command(source, out, trace_format=trace_format, block_size=block_size))
+
+
+add_commands(app)
+add_calibrate(app)
 
 
 def run_cli(arguments: list[str] | None = None) -> int:

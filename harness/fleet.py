@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -15,8 +16,10 @@ from urllib.error import HTTPError
 import msgspec
 
 from harness.errors import StartError
+from harness.peers import all_healthy, expand_command, find_peer, peer_command, require_installed
 from harness.processes import PYTHON, Child, Children, free_ports, get_json, post, wait_ready
-from harness.scenario import RouterEntry, Scenario
+from harness.router_entry import RouterEntry
+from harness.scenario import Scenario
 
 READY_S = 60.0
 """A slow laptop starts eight Python processes well within this."""
@@ -149,18 +152,41 @@ def start_router(
     log_file: Path,
     port: int | None = None,
 ) -> str:
-    """Starts the router and waits until it is ready and hears every replica's events. Returns its URL."""
+    """Starts the router and waits until it has found every replica. Returns its URL. Raises StartError, UsageError."""
     if entry.url:
         url = entry.url.rstrip("/")
         require_answer(f"router {entry.name!r}", url)
         return url
     port = port or free_ports(1)[0]
-    child = children.start(
-        "router", router_command(entry, scenario, replicas, port, epoch_ns=epoch_ns, seed=seed, log_file=log_file)
-    )
+    ready_path, ready = "/router/health", _always
+    if entry.peer:
+        name, _, variant = entry.peer.partition(":")
+        preset = find_peer(name)
+        require_installed(preset)
+        command = peer_command(
+            name, variant or None, entry.args, port, replicas, host=HOST, block_size=scenario.engine.block_size,
+            model=scenario.load.model, log_file=log_file, epoch_ns=epoch_ns,
+        )  # fmt: skip
+        ready_path, ready = preset.ready_path, partial(all_healthy, replicas=replicas)
+    elif entry.command:
+        values = {
+            "host": HOST,
+            "port": str(port),
+            "block_size": str(scenario.engine.block_size),
+            "model": scenario.load.model,
+        }
+        command = expand_command((*entry.command, *entry.args), replicas, values)
+        ready_path = entry.ready_path
+    else:
+        command = router_command(entry, scenario, replicas, port, epoch_ns=epoch_ns, seed=seed, log_file=log_file)
+    child = children.start("router", command)
     url = f"http://{HOST}:{port}"
-    wait_ready(child, f"{url}/router/health", READY_S)
+    wait_ready(child, f"{url}{ready_path}", READY_S, ready)
     return url
+
+
+def _always(body: Any) -> bool:
+    return True
 
 
 def clear_caches(replicas: list[ReplicaAddress]) -> int | None:
@@ -172,7 +198,7 @@ def clear_caches(replicas: list[ReplicaAddress]) -> int | None:
             post(f"{replica.url}/reset_prefix_cache")
         try:
             held = get_json(f"{replica.url}/mock/state")["cached_blocks"]
-        except (OSError, KeyError, TypeError, msgspec.DecodeError):
+        except (OSError, KeyError, TypeError):
             total = None
         else:
             total = total + held if total is not None else None
@@ -183,7 +209,7 @@ def require_answer(what: str, url: str) -> None:
     """Raises StartError if nothing speaks HTTP at an address that is said to be in use."""
     try:
         get_json(f"{url}/health")
-    except (HTTPError, msgspec.DecodeError):
+    except HTTPError:
         return  # an answer, if not a healthy one: the run will show it
     except OSError as error:
         raise StartError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def _measure(
         log_file=folder / "router.jsonl",
     )
     on_phase("starting load")
-    locust = start_load(arm, folder, children, url, epoch_ns)
+    locust = start_load(arm, folder, children, url, epoch_ns, replicas)
     rows = _RowCounter(folder)
     on_phase("measuring")
     while locust.running:
@@ -106,24 +106,30 @@ def _measure(
     children.require_alive(but=(locust,))
 
 
-def start_load(arm: Arm, folder: Path, children: Children, url: str, epoch_ns: int) -> Child:
-    """Starts Locust headless against the router. It ends by itself when all sessions have ended."""
-    scenario = arm.scenario
+def start_load(
+    arm: Arm, folder: Path, children: Children, url: str, epoch_ns: int, replicas: Sequence[ReplicaAddress] = ()
+) -> Child:
+    """Starts Locust headless against the router. It ends by itself when nothing is left to send or to wait for."""
+    scenario, load = arm.scenario, arm.scenario.load
+    drive: dict[str, Any] = load.drive()
     plan = LoadPlan(
+        **drive,
         workload=scenario.workload,
         seed=arm.workload_seed,
-        api=scenario.load.api,
-        model=scenario.load.model,
-        concurrency=scenario.load.concurrency,
-        ramp_us=round(scenario.load.ramp_s * 1e6),
-        session_header=scenario.load.session_header,
-        request_timeout_s=scenario.load.request_timeout_s,
+        api=load.api,
+        model=load.model,
+        session_header=load.session_header,
+        request_timeout_s=load.request_timeout_s,
+        replicas={replica.name: replica.url for replica in replicas},
+        answers=scenario.answers,
+        verify_answers=scenario.verify_answers,
         rows_dir=str(folder),
         epoch_ns=epoch_ns,
     )
     plan_file = folder / "load-plan.json"
     plan_file.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
-    users = str(scenario.load.concurrency)
+    users = str(load.slots or load.processes)
+    several = ["--processes", str(load.processes), "--expect-workers", str(load.processes)]
     return children.start(
         "locust",
         [
@@ -144,6 +150,7 @@ def start_load(arm: Arm, folder: Path, children: Children, url: str, epoch_ns: i
             "5",
             "--routebench-plan",
             str(plan_file),
+            *(several if load.processes > 1 else []),
         ],
     )
 

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from harness.drive import Drive
 from harness.errors import UsageError, choose_from
 from harness.sse import TokenMeter
 from workloads import (
@@ -37,8 +38,8 @@ PATHS: dict[str, str] = {
 Ids = npt.NDArray[np.signedinteger[Any]]
 
 
-class LoadPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm's load, complete."""
+class LoadPlan(Drive, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One arm's load, complete: the driver's keys and these."""
 
     workload: dict[str, Any]
     """A `[workload]` table."""
@@ -49,14 +50,10 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`time.monotonic_ns()` at the instant that rows call 0."""
     api: Api = "completions-ids"
     model: str = "mock-model"
-    concurrency: int = 16
-    """Session slots; each is one Locust user."""
-    ramp_us: int = 0
-    """The slots open one after the other, evenly over this time."""
     session_header: str = "X-Session-ID"
     request_timeout_s: float = 300.0
-    warmup_sessions: int = 0
-    """The first so many sessions are tagged `warmup` and stay out of latency samples."""
+    replicas: dict[str, str] = msgspec.field(default_factory=dict)
+    """Names and addresses of the engines behind the router, where they are known."""
     answers: Literal["known", "live"] = "known"
     """Ids API only. known: the engine generates what the seed stands for. live: history takes the ids that came."""
     verify_answers: Literal["first", "all", "none"] = "first"
@@ -65,9 +62,9 @@ class LoadPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A name for messages."""
 
     def __post_init__(self) -> None:
-        for name, low in (("concurrency", 1), ("ramp_us", 0), ("warmup_sessions", 0), ("epoch_ns", 0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} = {getattr(self, name)}: give at least {low}")
+        super().__post_init__()
+        if self.epoch_ns < 0:
+            raise ValueError(f"epoch_ns = {self.epoch_ns}: give at least 0")
         if not self.request_timeout_s > 0:
             raise ValueError(f"request_timeout_s = {self.request_timeout_s}: give a time above 0")
         header = self.session_header
@@ -105,13 +102,15 @@ class AnswerError(Exception):
 class Conversation:
     """One session on its way: builds each turn's body from what was said and answered before."""
 
-    __slots__ = ("_history", "_plan", "session")
+    __slots__ = ("_front", "_history", "_plan", "session")
 
     def __init__(self, plan: LoadPlan, session: Session) -> None:
         self._plan = plan
         self.session = session
         self._history: list[tuple[str, Span | Ids | str]] = []
         """(role, text); a span stands for its tokens."""
+        self._front: Span | None = None
+        """What the present request alone has in front of the history."""
 
     def meter(self, turn: Turn) -> TokenMeter:
         """A meter that keeps of this turn's answer what the history or a check will need."""
@@ -119,7 +118,8 @@ class Conversation:
         return TokenMeter(keep_ids=by_ids and self._wants_ids(turn), keep_text=not by_ids)
 
     def body(self, turn: Turn) -> bytes:
-        """The request of a turn, which from now on is part of the history."""
+        """The request of a turn, whose input from now on is part of the history."""
+        self._front = turn.front
         for position, span in enumerate(turn.input):
             system = turn.index == 0 and position == 0 and len(turn.input) > 1
             self._history.append(("system" if system else "user", span))
@@ -134,7 +134,7 @@ class Conversation:
         if self._plan.api == "chat":
             fields["messages"] = self._messages()
         elif self._plan.api == "completions-text":
-            fields["prompt"] = "".join(_text(part) for _, part in self._history)
+            fields["prompt"] = "".join(_text(part) for part in self._parts())
         elif self._wants_ids(turn):
             fields["return_token_ids"] = True
         encoded = msgspec.json.encode(fields)
@@ -146,7 +146,7 @@ class Conversation:
         """Length of the prompt just built, when it is known without a tokenizer."""
         if self._plan.api != "completions-ids":
             return None
-        return sum(part[1] if isinstance(part, tuple) else len(part) for _, part in self._history)
+        return sum(part[1] if isinstance(part, tuple) else len(part) for part in self._parts())
 
     def answered(self, turn: Turn, meter: TokenMeter) -> bool | None:
         """Takes a successful answer into the history. True: checked and right; None: not checked.
@@ -193,9 +193,13 @@ class Conversation:
 
     def _prompt_ids(self) -> Ids:
         parts: list[Ids] = [
-            token_ids(p[0], 0, p[1]) if isinstance(p, tuple) else p for _, p in self._history if not isinstance(p, str)
+            token_ids(p[0], 0, p[1]) if isinstance(p, tuple) else p for p in self._parts() if not isinstance(p, str)
         ]
         return np.concatenate(parts)
+
+    def _parts(self) -> list[Span | Ids | str]:
+        """The prompt's parts in order."""
+        return [*([self._front] if self._front else []), *(part for _, part in self._history)]
 
     def _messages(self) -> list[dict[str, str]]:
         messages: list[dict[str, str]] = []
@@ -204,6 +208,8 @@ class Conversation:
                 messages[-1]["content"] += _text(part)
             else:
                 messages.append({"role": role, "content": _text(part)})
+        if self._front:
+            messages[0]["content"] = _text(self._front) + messages[0]["content"]
         return messages
 
 

@@ -2,10 +2,14 @@
 
     locust -f "$(python -m harness.locustfile)" --host http://127.0.0.1:8080
 
-Run as a module it prints its own path. A run is finite: when all sessions have been used up the test stops by
-itself, and a new start in the web UI goes on with the next seed, so that no cache flatters it. The number of users
-is the number of session slots. `--routebench-plan` is how the harness itself starts Locust. A locustfile of your own
-needs `from harness.locustfile import *` only.
+Run as a module it prints its own path. A run is finite: when nothing is left to send or to wait for the test stops by
+itself, and a new start in the web UI goes on with the next seed, so that no cache flatters it. The number of users is
+the number of slots of a closed loop; an open one needs one user a process. `--routebench-plan` is how the harness
+itself starts Locust. A locustfile of your own needs three lines:
+
+    from harness.locustfile import LoadUser
+    class Chat(LoadUser):
+        host = "http://127.0.0.1:8080"
 
 The process that has the web UI or the command line (the only one, or the master) decides seed, folder and shares; a
 worker gets its share in a message that Locust delivers before the order to spawn users. A worker reports when its
@@ -28,7 +32,6 @@ sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 if str(Path(_HERE).parent) not in sys.path:
     sys.path.append(str(Path(_HERE).parent))
 
-import resource
 import socket
 import tempfile
 import time
@@ -38,24 +41,25 @@ import gevent
 import msgspec
 from locust import events
 from locust.runners import MasterRunner, WorkerRunner
+from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from harness.errors import HarnessError, UsageError
+from harness.live_figures import Figures
 from harness.load_plan import PATHS, LoadPlan, read_plan
-from harness.users import LoadRun, SessionUser
+from harness.load_run import LoadRun
+from harness.load_watch import WATCH_S, Watch
+from harness.planned import check_together
+from harness.users import LoadUser, SessionUser, SlotStages, row_ended
+from harness.web_tab import WebTab
 from workloads import make_workload
 
-__all__ = ["CONTROL", "SessionUser"]
+__all__ = ["CONTROL", "LoadUser", "SessionUser", "SlotStages", "row_ended"]
 
 SHARE = "routebench_share"
 ALL_DONE = "routebench_all_done"
-WATCH_S = 1.0
-"""Spacing of the load generator's look at itself."""
+CSV_SLACK_S = 0.2
 LOST_AFTER_LOOKS = 10
 """Looks in a row at which a worker was silent before it is given up."""
-CPU_WINDOW = 5
-"""Looks over which a CPU share is averaged before it is called too high."""
-CPU_SHARE_MAX = 0.9
-"""Locust's own bound: one process runs on one core, and above this its clock readings come late."""
 
 
 class LoadControl:
@@ -67,12 +71,18 @@ class LoadControl:
         self._share: dict[str, Any] | None = None
         self._waiting_for: set[str] = set()
         self._watch: Watch | None = None
+        self._figures = Figures()
+        """Of this process' requests, or on a master of all workers' together."""
+        self._sent_figures = Figures()
+        self._tab: WebTab | None = None
         events.init_command_line_parser.add_listener(self._arguments)
         events.init.add_listener(self._init)
         events.test_start.add_listener(self._test_start)
         events.test_stopping.add_listener(self._test_stopping)
         events.test_stop.add_listener(self._test_stop)
         events.cpu_warning.add_listener(self._cpu_warning)
+        events.report_to_master.add_listener(self._report)
+        events.worker_report.add_listener(self._take_report)
         events.quitting.add_listener(self._quitting)
 
     def _arguments(self, parser: Any, **_: Any) -> None:
@@ -87,7 +97,14 @@ class LoadControl:
             default="live",
             help="history takes the answers that come, or those that our mocks are known to give",
         )
+        add("--replicas", default="", help="engines behind the router: name=url,name=url (default: what it says)")
         add("--rows-dir", default="", help="folder for raw rows (default: a new temporary one)")
+        add("--load", default="", help="changes to the scenario's load, such as driver=rate,rate_per_s=5")
+        add(
+            "--fail-share-max",
+            default="",
+            help="exit code 1 if a greater share of requests fails, or none succeeds (default: if any fails)",
+        )
         add(
             "--routebench-plan",
             default=None,
@@ -100,24 +117,28 @@ class LoadControl:
         try:
             if options.routebench_plan:
                 self._file_plan = read_plan(options.routebench_plan)
-                slots = self._file_plan.concurrency
+                slots = self._file_plan.slots
             else:
-                slots = _scenario(options).load.concurrency
+                slots = _scenario(options).load.slots
+            _share_max(options)
         except HarnessError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
         if options.num_users is None:
-            options.num_users = slots
+            options.num_users = slots or max(1, options.expect_workers)
         if options.spawn_rate is None:
             options.spawn_rate = min(100, options.num_users)
         if isinstance(runner, WorkerRunner):
             runner.register_message(SHARE, self._take_share)
         elif isinstance(runner, MasterRunner):
             runner.register_message(ALL_DONE, self._worker_done)
+        if environment.web_ui is not None:
+            self._tab = WebTab(environment.web_ui)
 
     def _test_start(self, environment: Any, **_: Any) -> None:
         environment.routebench_run = None
         runner = environment.runner
+        self._figures, self._sent_figures = Figures(), Figures()
         try:
             if isinstance(runner, WorkerRunner):
                 if self._share is None:
@@ -146,6 +167,8 @@ class LoadControl:
             "of": 1,
             "round": number,
             "epoch_ns": time.monotonic_ns(),
+            "wall_ns": time.time_ns(),
+            "machine": socket.gethostname(),
             "users": environment.runner.target_user_count,
             "rows_dir": self._folder(environment, number),
         }
@@ -166,22 +189,31 @@ class LoadControl:
             return msgspec.structs.replace(self._file_plan, seed=self._file_plan.seed + share["round"])
         scenario = _scenario(options)
         seed = _whole_number(options.seed) if options.seed else scenario.seed
+        drive: dict[str, Any] = scenario.load.drive()
+        if scenario.load.slots is not None:
+            drive["concurrency"] = max(1, share["users"])
         return LoadPlan(
+            **drive,
             workload=scenario.workload,
             seed=seed + share["round"],
             rows_dir=share["rows_dir"],
             epoch_ns=share["epoch_ns"],
             api=options.api or scenario.load.api,
             model=options.model or scenario.load.model,
-            concurrency=max(1, share["users"]),
-            ramp_us=round(scenario.load.ramp_s * 1e6),
+            replicas=_replicas(options.replicas),
             session_header=scenario.load.session_header,
             request_timeout_s=scenario.load.request_timeout_s,
             answers=options.answers,
         )
 
     def _start_run(self, environment: Any, plan: LoadPlan, share: dict[str, Any]) -> None:
-        run = LoadRun(plan, rank=share["rank"], of=share["of"], on_all_done=lambda: self._all_done(environment))
+        run = LoadRun(
+            plan,
+            rank=share["rank"],
+            of=share["of"],
+            start_ns=share["epoch_ns"],
+            on_all_done=lambda: self._all_done(environment),
+        )
         run.files.event(
             "start",
             t_us=run.us(time.monotonic_ns()),
@@ -192,20 +224,23 @@ class LoadControl:
             kind=plan.workload.get("kind"),
             rank=run.rank,
             of=run.of,
-            sessions=run.sessions_total,
             users=share["users"],
             machine=socket.gethostname(),
         )
+        run.on_row.append(self._figures.add)
+        run.on_row.append(lambda row: row_ended.fire(row=row, environment=environment))
         environment.routebench_run = run
         self._watch = Watch(run)
 
     def _announce(self, environment: Any, plan: LoadPlan) -> None:
+        if self._tab is not None:
+            self._tab.begin(self._figures, plan.replicas, environment.host)
         sessions = make_workload(plan.workload).session_count
         again = f" (start {self._round}, so seed {plan.seed} for a cold cache)" if self._round > 1 else ""
-        slots = environment.runner.target_user_count
+        slots = f"{environment.runner.target_user_count} slots" if plan.slots else f"{plan.arrival} arrivals"
         print(
             f"routebench: {sessions} sessions of {plan.workload['kind']}, seed {plan.seed}{again}, {plan.api}, "
-            f"{slots} slots, to {environment.host}; rows in {plan.rows_dir}",
+            f"{slots}, to {environment.host}; rows in {plan.rows_dir}",
             flush=True,
         )
 
@@ -214,11 +249,7 @@ class LoadControl:
         share = self._new_share(environment)
         plan = self._plan(environment, share)
         nodes = [node.id for node in (*runner.clients.ready, *runner.clients.running, *runner.clients.spawning)]
-        if make_workload(plan.workload).barrier and len(nodes) > 1:
-            raise UsageError(
-                f"the workload has barrier = true and {len(nodes)} workers are connected: only one "
-                "process can see when a step has ended; use one worker, or barrier = false"
-            )
+        check_together(make_workload(plan.workload), plan, len(nodes))
         if runner.target_user_count < len(nodes):
             raise UsageError(
                 f"{runner.target_user_count} users cannot be spread over {len(nodes)} workers, each of "
@@ -231,7 +262,10 @@ class LoadControl:
         gevent.spawn(self._watch_workers, environment)
 
     def _take_share(self, environment: Any, msg: Any, **_: Any) -> None:
-        self._share = msg.data
+        share = msg.data
+        if share["machine"] != socket.gethostname():  # the clocks of two machines have nothing in common but the date
+            share["epoch_ns"] = time.monotonic_ns() - (time.time_ns() - share["wall_ns"])
+        self._share = share
 
     def _worker_done(self, environment: Any, msg: Any, **_: Any) -> None:
         self._waiting_for.discard(msg.node_id)
@@ -284,6 +318,14 @@ class LoadControl:
                 flush=True,
             )
 
+    def _report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
+        new = self._figures.since(self._sent_figures)
+        self._sent_figures.merge(new.pack())
+        data[SHARE] = new.pack()
+
+    def _take_report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
+        self._figures.merge(data.get(SHARE) or {})
+
     def _cpu_warning(self, environment: Any, cpu_usage: float = 0.0, **_: Any) -> None:
         run: LoadRun | None = getattr(environment, "routebench_run", None)
         if run is not None:
@@ -293,54 +335,41 @@ class LoadControl:
         # With a plan the rows tell what failed, and whoever gave the plan judges; otherwise Locust's own rule holds.
         if self._file_plan is not None and environment.process_exit_code is None:
             environment.process_exit_code = 0
-
-
-class Watch:
-    """The load generator's look at itself: its CPU share, and how late its own loop wakes it."""
-
-    def __init__(self, run: LoadRun) -> None:
-        self._run = run
-        self._late_us: list[int] = []
-        self._shares: list[float] = []
-        self._cpu_s = time.process_time()
-        self._warned = False
-        self._greenlet = gevent.spawn(self._look)
-
-    def _look(self) -> None:
-        while True:
-            wall_ns, cpu_s = time.monotonic_ns(), time.process_time()
-            gevent.sleep(WATCH_S)
-            passed_s = (time.monotonic_ns() - wall_ns) / 1e9
-            self._late_us.append(max(0, round((passed_s - WATCH_S) * 1e6)))
-            self._shares.append((time.process_time() - cpu_s) / passed_s)
-            recent = self._shares[-CPU_WINDOW:]
-            if len(recent) == CPU_WINDOW and sum(recent) / CPU_WINDOW > CPU_SHARE_MAX and not self._warned:
-                self._warned = True
-                self._run.files.event(
-                    "cpu_warning",
-                    t_us=self._run.us(time.monotonic_ns()),
-                    by="routebench",
-                    cpu_percent=round(100 * sum(recent) / CPU_WINDOW, 1),
-                )
-
-    def stop(self) -> dict[str, Any]:
-        """What the end line says of this process."""
-        self._greenlet.kill()
-        late = sorted(self._late_us)
-        rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS, KiB elsewhere
-        return {
-            "cpu_s": round(time.process_time() - self._cpu_s, 6),
-            "cpu_share_max": round(max(self._shares), 4) if self._shares else None,
-            "loop_late_us_p99": late[max(0, -(-99 * len(late) // 100) - 1)] if late else None,
-            "loop_late_us_max": late[-1] if late else None,
-            "rss_max_kib": rss // 1024 if sys.platform == "darwin" else rss,
-        }
+        share_max = _share_max(environment.parsed_options)
+        if share_max is not None and environment.process_exit_code is None:
+            total = environment.stats.total  # Locust counts every request once, over all workers
+            failed = total.num_requests == total.num_failures or total.fail_ratio > share_max
+            environment.process_exit_code = 1 if failed else 0
 
 
 def _scenario(options: Any) -> Any:
     from harness.scenario import load_scenario  # the other rooms' imports are not needed when a plan is given
 
-    return load_scenario(options.scenario)
+    changes = [f"load.{change.strip()}" for change in options.load.split(",") if change.strip()]
+    return load_scenario(options.scenario, overrides=changes)
+
+
+def _share_max(options: Any) -> float | None:
+    """The greatest share of failures that is no failure of the run. Raises UsageError."""
+    text = options.fail_share_max
+    if not text:
+        return None
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"--fail-share-max {text!r}: give a share from 0 to 1, such as 0.01")
+    return share
+
+
+def _replicas(text: str) -> dict[str, str]:
+    """`name=url,name=url` as a mapping. Raises UsageError."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    for name, _, url in pairs:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"--replicas has {name!r} with the address {url!r}: write name=http://host:port,...")
+    return {name.strip(): url.rstrip("/") for name, _, url in pairs}
 
 
 def _whole_number(text: str) -> int:
@@ -353,6 +382,9 @@ def _end_test(environment: Any) -> None:
     """The command line ends with its test; the web UI stays for the next start."""
     options = environment.parsed_options
     if options.headless:
+        if options.csv_prefix:  # Locust writes these files every so often and not once more at the end
+            environment.runner.stop()
+            gevent.sleep(CSV_STATS_INTERVAL_SEC + CSV_SLACK_S)
         environment.runner.quit()
         return
     environment.runner.stop()

@@ -108,6 +108,8 @@ def merge_rows(arm: Arm, folder: Path, facts: dict[str, Any]) -> ArmRows:
         if line["t_us"] >= start
     ]
     samples.sort(key=lambda sample: (sample["t_us"], sample["replica"]))
+    syncs = [event for event in facts["load_events"] if event.get("event") == "weight_sync"]
+    facts["weight_syncs"] = {result: sum(e[result] for e in syncs) for result in ("done", "refused", "failed")}
     facts["answers_wrong"] = sum(1 for line in load if line.get("answer_ok") is False)
     facts["answers_checked"] = sum(1 for line in load if line.get("answer_ok") is not None)
     return ArmRows(rows, samples, ceiling_cached_tokens(arm, rows), facts)

@@ -25,6 +25,8 @@ from harness.environment import environment
 from harness.errors import OutputError, UsageError
 from harness.expect import judge
 from harness.live import Interrupted, run_live_arm
+from harness.load_health import load_notes, slowest_rate
+from harness.mode_check import require_live, require_simulable
 from harness.progress import Reporter, reporter
 from harness.scenario import Scenario
 from harness.sim import Simulation
@@ -39,7 +41,9 @@ def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: boo
     """What `routebench run` does; returns its exit code."""
     say = Console(highlight=False)
     if mode != "live":
-        _refuse_foreign(scenario)
+        require_simulable(scenario)
+    if mode != "sim":
+        require_live(scenario)
     folder = prepare_folder(out, scenario.name, datetime.now(UTC))
     modes: list[Mode] = ["live", "sim"] if mode == "both" else ["sim" if mode == "sim" else "live"]
     outcomes: list[Outcome] = []
@@ -176,11 +180,19 @@ def health_facts(scenario: Scenario, mode: Mode, done: list[tuple[Arm, ArmRows]]
     seeds = [arm.workload_seed for arm in arms_of(scenario)]
     per_seed = {seed: census(scenario, seed).requests for seed in set(seeds)}
     asked = sum(per_seed[seed] for seed in seeds)
+    rate = slowest_rate((arm, rows.requests) for arm, rows in done)
+    notes = tuple(note for arm, rows in done for note in load_notes(arm, rows.requests, rows.facts))
+    load: dict[str, Any] = {
+        "asked_requests": asked,
+        "asked_per_s": rate.asked_per_s if rate else None,
+        "achieved_per_s": rate.achieved_per_s if rate else None,
+        "notes": notes,
+    }
     if mode == "sim":
-        return HealthFacts(asked_requests=asked)
+        return HealthFacts(**load)
     facts = [(arm, rows.facts) for arm, rows in done]
     return HealthFacts(
-        asked_requests=asked,
+        **load,
         cpu_warnings=tuple(w for arm, fact in facts for w in load_warnings(arm, fact)),
         lost_processes=tuple(f"{arm.label}: {lost}" for arm, fact in facts for lost in fact["lost"]),
         warm_arms={arm.label: fact["cached_blocks"] for arm, fact in facts if fact.get("cached_blocks")},
@@ -217,20 +229,6 @@ def prepare_folder(out: Path | None, name: str, now: datetime) -> Path:
     except OSError as error:
         raise UsageError(f"--out {out} cannot be made: {error.strerror}; name a folder you may write to") from error
     return out
-
-
-def _refuse_foreign(scenario: Scenario) -> None:
-    if scenario.fleet.urls:
-        raise UsageError(
-            "fleet.urls names engines that run outside, which virtual time cannot contain: "
-            "remove urls, or use --mode live"
-        )
-    for entry in scenario.routers:
-        if entry.url:
-            raise UsageError(
-                f"router {entry.name!r} runs at {entry.url}, which virtual time cannot contain: "
-                "leave it out, or use --mode live"
-            )
 
 
 @contextmanager

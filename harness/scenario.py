@@ -17,14 +17,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness.drive import Load, Stage, unaliased
 from harness.errors import UsageError, choose_from
 from harness.expect import Expectation
+from harness.planned import check_together, planned, require_enough
+from harness.router_entry import RouterEntry
 from mock_engine import DEFAULT_BLOCK_SIZE, EngineConfig, MockEngineError, Preset, load_preset
-from routers import Policy, RoutersError, make_policy
-from workloads import Streams, Workload, WorkloadsError, make_workload, resolved
+from workloads import Streams, WorkloadsError, WorkloadTable, make_workload, resolved
 
 BUILTIN = resources.files("harness") / "scenarios"
-ROUTER_NAME = re.compile(r"[\w./][\w.:+/@~-]*")
 
 
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,67 +46,6 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"r{i}" for i in range(len(self.urls) or self.replicas))
-
-
-class Load(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How sessions become requests."""
-
-    driver: Literal["sessions"] = "sessions"
-    """`sessions`: a slot is held by one session through its think times (closed loop)."""
-    concurrency: int = 16
-    """Session slots."""
-    ramp_s: float = 0.0
-    """The slots open one after the other, evenly over this many seconds."""
-    api: Literal["completions-ids", "completions-text", "chat"] = "completions-ids"
-    """How a prompt travels: token ids (exact), text, or chat messages."""
-    session_header: str = "X-Session-ID"
-    """Header that carries the session id; a router that needs one reads it there."""
-    request_timeout_s: float = 300.0
-    """A request without an end after this long is counted as an error of class `timeout`."""
-    model: str = "mock-model"
-    """`model` of every request; our replicas serve this name."""
-
-    def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ValueError(f"concurrency = {self.concurrency}: at least 1 session slot is needed")
-        if self.ramp_s < 0:
-            raise ValueError(f"ramp_s = {self.ramp_s}: a ramp cannot be negative; 0 opens all slots at once")
-        if self.request_timeout_s <= 0:
-            raise ValueError(f"request_timeout_s = {self.request_timeout_s}: give a time above 0")
-
-
-class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One arm of the comparison: a policy of ours with its options, or a router that already runs."""
-
-    name: str
-    policy: str | None = None
-    options: dict[str, Any] = {}
-    url: str | None = None
-
-    def __post_init__(self) -> None:
-        if not ROUTER_NAME.fullmatch(self.name):
-            raise ValueError(f"name = {self.name!r}: use letters, digits and . _ : + / @ ~ -, no spaces")
-        if self.url and (self.policy or self.options):
-            raise ValueError(
-                f"router {self.name!r} has both url and policy: a router that already runs chooses "
-                "by itself, so remove policy and options, or remove url"
-            )
-        if self.url and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url = {self.url!r}: give a full address such as 'http://127.0.0.1:8080'")
-
-    @property
-    def policy_name(self) -> str:
-        """The policy as a router process, which runs in another folder, is told it: a file of the user's in full."""
-        name = self.policy or self.name
-        file, _, kind = name.rpartition(":")
-        return f"{Path(file).resolve()}:{kind}" if file.endswith(".py") else name
-
-    def build(self, rng: Any, block_size: int) -> Policy:
-        """The policy this entry names. Raises UsageError for an unknown name or option."""
-        try:
-            return make_policy(self.policy_name, dict(self.options), rng=rng, block_size=block_size)
-        except RoutersError as error:
-            raise UsageError(f"router {self.name!r}: {error}") from error
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,7 +92,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         """The workload's table with every default, as `workloads.make_workload` takes it."""
         return self.workload_table
 
-    def make_workload(self) -> Workload:
+    @property
+    def answers(self) -> Literal["known", "live"]:
+        """Whether answers are what their seeds stand for, as ours are, or whatever a foreign engine says."""
+        return "live" if self.fleet.urls or any(entry.url for entry in self.routers) else "known"
+
+    @property
+    def verify_answers(self) -> Literal["first", "none"]:
+        """Asking an answer for its token ids makes some real routers see no prefix; then no arm of the run asks."""
+        return "first" if all(entry.may_ask_for_ids for entry in self.routers) else "none"
+
+    def make_workload(self) -> WorkloadTable:
         return make_workload(self.workload_table)
 
     def resolved(self) -> dict[str, Any]:
@@ -162,12 +112,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             "about": self.about,
             "seed": self.seed,
             "repeats": self.repeats,
-            "routers": [
-                {"name": r.name, "url": r.url}
-                if r.url
-                else {"name": r.name, "policy": r.policy or r.name, "options": r.options}
-                for r in self.routers
-            ],
+            "routers": [entry.resolved() for entry in self.routers],
             "fleet": msgspec.to_builtins(self.fleet),
             "engine": {"preset": self.preset_ref, **msgspec.to_builtins(self.engine)},
             "workload": self.workload_table,
@@ -259,6 +204,10 @@ def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
 
 def _convert(table: Mapping[str, Any], where: str) -> _File:
     try:
+        table = {**table, **({"load": unaliased(table["load"])} if isinstance(table.get("load"), Mapping) else {})}
+    except ValueError as error:
+        raise UsageError(f"{where}: load: {error}") from error
+    try:
         return msgspec.convert(dict(table), _File)
     except msgspec.ValidationError as error:
         raise UsageError(f"{where}: {_explain(str(error))}") from error
@@ -269,6 +218,7 @@ _PLACES: dict[str, type[msgspec.Struct]] = {
     "": _File,
     ".fleet": Fleet,
     ".load": Load,
+    ".load.stages[...]": Stage,
     ".routers[...]": RouterEntry,
     ".expect[...]": Expectation,
 }
@@ -349,10 +299,15 @@ def _slo(slo: dict[str, float], where: str) -> dict[str, float]:
 
 def _check_together(scenario: Scenario, where: str) -> None:
     """What no single table can know."""
-    longest = 0
-    for session in scenario.make_workload().sessions(Streams(scenario.seed)):
-        tokens = sum(n for turn in session.turns for _, n in (*turn.input, turn.output))
-        longest = max(longest, tokens)
+    workload, longest, started = scenario.make_workload(), 0, 0
+    try:
+        check_together(workload, scenario.load, scenario.load.processes)
+        for _, session, _ in planned(workload, scenario.load, Streams(scenario.seed)):
+            longest = max(longest, session.total_tokens)
+            started += session.waits_for_a_slot
+        require_enough(scenario.load, started, Streams(scenario.seed))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
     if longest > scenario.engine.max_model_len:
         raise UsageError(
             f"{where}: the longest session grows to {longest} tokens and engine.max_model_len is "
@@ -372,11 +327,12 @@ def _check_together(scenario: Scenario, where: str) -> None:
                 f"choose one of {', '.join(entry.name for entry in scenario.routers)}"
             )
     for entry in scenario.routers:
-        if not entry.url:
-            try:
+        try:
+            entry.check_api(scenario.load.api)
+            if not entry.foreign:
                 entry.build(random.Random(0), scenario.engine.block_size)
-            except UsageError as error:
-                raise UsageError(f"{where}: {error}") from error
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
 
 
 def _apply_override(table: dict[str, Any], override: str) -> None:

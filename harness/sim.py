@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from harness.arm import ROUTER_SEED_STREAM, Arm, ArmRows, row_order
 from harness.ceiling import ceiling_cached_tokens
-from harness.prompts import PromptBook, SpanPrompt
-from harness.slots import Slots
-from harness.token_times import Jump, TokenTimes
-from mock_engine import BlockRemoved, BlockStored, Engine, RequestError, Run, Step
+from harness.planned import planned
+from harness.prompts import PromptBook
+from harness.schedule import Due, Schedule
+from harness.sim_caches import CacheView, SimOracle
+from harness.sim_request import SimRequest
+from harness.sim_signals import gauges, polls_us, router_event
+from harness.token_times import Jump
+from mock_engine import Engine, RequestError, Run, Step
 from mock_engine import KvEvent as EngineEvent
-from routers import Cleared, KvEvent, Removed, Router, Signal, Stored, TurnView
+from routers import Router, Signal, TurnView
 from workloads import Session, Streams
 
 # What happens at one instant happens in this order.
@@ -29,32 +34,19 @@ KV = 0
 """Cache events first: an engine publishes a step's events before its tokens leave."""
 TOKEN = 1
 """Then tokens and ends: whoever asks at this instant already sees them."""
-ENTER = 2
+POLL = 2
+"""Then what a router reads of the engines' gauges."""
+ENTER = 3
 """Then requests that reach an engine's queue: a step that starts at this instant has them."""
-ARRIVE = 3
+ARRIVE = 4
 """Then new turns, which are routed on everything above."""
-SAMPLE = 4
+SAMPLE = 5
 """Samples last: they show the instant as it was left."""
 
 SAMPLE_US = 500_000
 """Spacing of fleet samples, as `fleet.parquet` defines it."""
 _COUNTERS = ("hit_tokens", "query_tokens", "evicted_blocks", "preemptions")
 _GAUGES = ("running", "waiting", "used_blocks", "active_decode_blocks")
-
-
-class _Request:
-    """One request between its arrival and its end."""
-
-    __slots__ = ("first_seen", "prompt", "row", "session", "slot", "times", "turn")
-
-    def __init__(self, slot: int, session: Session, turn: int, prompt: SpanPrompt, row: dict[str, Any]) -> None:
-        self.slot = slot
-        self.session = session
-        self.turn = turn
-        self.prompt = prompt
-        self.row = row
-        self.times = TokenTimes()
-        self.first_seen = False
 
 
 class Simulation:
@@ -73,33 +65,56 @@ class Simulation:
         self._on_done = on_done
         policy = arm.router.build(random.Random(arm.seed_for(ROUTER_SEED_STREAM)), scenario.engine.block_size)
         self._router = Router(policy, scenario.fleet.names)
-        self._hears_events = Signal.KV_EVENTS in policy.needs
+        needs = policy.needs
+        self._hears_events = Signal.KV_EVENTS in needs
+        self._caches: dict[str, CacheView] = {}
+        self._oracle: SimOracle | None = None
+        if Signal.ORACLE in needs or Signal.REPORTED_PREFIXES in needs:
+            self._caches = {name: CacheView(scenario.engine.block_size) for name in scenario.fleet.names}
+        if Signal.ORACLE in needs:
+            self._oracle = SimOracle(scenario.engine, cost, self._caches)
+            self._router.policy.consult(self._oracle)  # type: ignore[attr-defined]  # asked for by the signal
+        self._report_form = getattr(getattr(policy, "options", None), "report", "top-k")
         self._wants_progress = self._router.wants_progress
         self._engines = {
             name: make_engine(scenario.engine, cost=cost, rng=random.Random(arm.seed_for(f"engine.{name}")))
             for name in scenario.fleet.names
         }
         self._next_us: dict[str, int | None] = dict.fromkeys(self._engines)
+        self._soonest: list[tuple[int, int, str]] = []
+        """(instant at which an engine shows something, place of the engine, its name); stale ones stay until met."""
+        self._places = {name: place for place, name in enumerate(self._engines)}
         self._book = PromptBook(scenario.engine.block_size)
-        self._slots = Slots(scenario.make_workload(), Streams(arm.workload_seed))
+        workload = scenario.make_workload()
+        plan = planned(workload, scenario.load, Streams(arm.workload_seed))
+        self._schedule = Schedule(workload, scenario.load, plan)
+        self._armed_us: int | None = None
+        self._limit_us = round(scenario.load.request_timeout_s * 1e6)
+        self._limits: deque[tuple[int, str]] = deque()
+        self._polls_us = polls_us(needs)
         self._heap: list[tuple[int, int, int, Callable[[], None]]] = []
         self._order = 0
         self._now = 0
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, SimRequest] = {}
         self._rows = ArmRows()
+        self._syncs = {"done": 0, "refused": 0}
+        """Cache resets asked of engines."""
         self._last_sample: dict[str, tuple[int, int]] = dict.fromkeys(self._engines, (0, 0))
 
     def run(self) -> ArmRows:
         """Runs the arm to its end and returns its rows."""
-        load = self._arm.scenario.load
-        ramp_us = round(load.ramp_s * 1e6)
-        for slot in range(load.concurrency):
-            self._at(ramp_us * slot // load.concurrency, ARRIVE, partial(self._take_session, slot))
+        self._schedule.open_slots()
+        self._arm_schedule()
         self._at(0, SAMPLE, self._sample)
+        for signal in self._polls_us:
+            self._at(0, POLL, partial(self._poll, signal))
         while self._step():
             pass
+        self._schedule.stop("nothing that it waits for was under way")
+        self._list_cuts()
         self._rows.requests.sort(key=row_order)
         self._rows.ceiling_cached_tokens = ceiling_cached_tokens(self._arm, self._rows.requests)
+        self._rows.facts["weight_syncs"] = self._syncs
         return self._rows
 
     # ---- the kernel -------------------------------------------------------------------------------------------
@@ -110,12 +125,10 @@ class Simulation:
 
     def _step(self) -> bool:
         """Goes to the next instant at which anything happens. False when nothing will."""
-        soonest, name = None, ""
-        for engine, instant in self._next_us.items():
-            if instant is not None and (soonest is None or instant < soonest):
-                soonest, name = instant, engine
-        if soonest is not None and (not self._heap or soonest <= self._heap[0][0]):
-            self._advance(name, soonest)
+        while self._soonest and self._next_us[self._soonest[0][2]] != self._soonest[0][0]:
+            heapq.heappop(self._soonest)
+        if self._soonest and (not self._heap or self._soonest[0][0] <= self._heap[0][0]):
+            self._advance(self._soonest[0][2], self._soonest[0][0])
             return True
         if not self._heap:
             return False
@@ -135,7 +148,14 @@ class Simulation:
                 self._file_run(name, done)
             else:
                 self._file_step(name, done)
-        self._next_us[name] = engine.next_us()
+        self._note_next(name)
+
+    def _note_next(self, name: str) -> None:
+        instant = self._engines[name].next_us()
+        if instant != self._next_us[name]:
+            self._next_us[name] = instant
+            if instant is not None:
+                heapq.heappush(self._soonest, (instant, self._places[name], name))
 
     def _advance_all(self) -> None:
         """Brings every engine to now, then delivers what has shown by now and would come before an arrival."""
@@ -174,9 +194,13 @@ class Simulation:
             self._at(step.ends_us, TOKEN, partial(self._finish, finish.request_id))
 
     def _file_events(self, name: str, instant_us: int, events: tuple[EngineEvent, ...]) -> None:
-        if events and self._hears_events:
+        if not events:
+            return
+        if self._hears_events:
             heard = tuple(router_event(event) for event in events)
             self._at(instant_us, KV, lambda: self._router.kv_events(name, heard, self._now))
+        if self._caches:
+            self._at(instant_us, KV, lambda: self._caches[name].observe(events))
 
     def _file_progress(self, outputs: tuple[str, ...], instant_us: int) -> None:
         for request_id in outputs:
@@ -184,26 +208,45 @@ class Simulation:
             self._at(instant_us, TOKEN, partial(self._progress, request_id, count))
 
     def _first_token(self, request_id: str) -> None:
-        self._router.first_token(request_id, self._now)
+        if request_id in self._requests:
+            self._router.first_token(request_id, self._now)
 
     def _progress(self, request_id: str, count: int) -> None:
         if request_id in self._requests:
             self._router.progress(request_id, count, self._now)
 
-    # ---- sessions ---------------------------------------------------------------------------------------------
+    # ---- turns ------------------------------------------------------------------------------------------------
 
-    def _take_session(self, slot: int) -> None:
-        session = self._slots.take(slot)
-        if session is not None:
-            self._plan_turn(slot, session, 0)
+    def _arm_schedule(self) -> None:
+        """Comes back when the schedule has something, unless it is already to come back earlier."""
+        instant = self._schedule.next_us()
+        if instant is not None:
+            instant = max(instant, self._now)
+            if self._armed_us is None or instant < self._armed_us:
+                self._armed_us = instant
+                self._at(instant, ARRIVE, partial(self._send, instant))
 
-    def _plan_turn(self, slot: int, session: Session, turn: int) -> None:
-        self._at(self._now + session.turns[turn].think_us, ARRIVE, lambda: self._arrive(slot, session, turn))
+    def _send(self, armed_us: int) -> None:
+        if armed_us != self._armed_us:
+            return  # an earlier one came after this was set
+        self._armed_us = None
+        if not self._schedule.stopped:
+            for due in self._schedule.take(self._now):
+                self._arrive(due)
+            for _ in self._schedule.syncs():
+                self._sync_weights()
+            if self._schedule.stopped:
+                self._cancel_all()
+        self._list_cuts()
+        self._arm_schedule()
 
-    def _arrive(self, slot: int, session: Session, turn: int) -> None:
-        if self._hears_events or self._wants_progress:
+    def _arrive(self, due: Due) -> None:
+        session, turn = due.session, due.turn
+        if self._hears_events or self._wants_progress or self._oracle is not None:
             self._advance_all()
         prompt = self._book.prompt(session, turn)
+        if self._oracle is not None:
+            self._oracle.asking(prompt)
         request_id = f"{session.session_id}-{turn}"
         view = TurnView(
             request_id=request_id,
@@ -213,10 +256,10 @@ class Simulation:
         )
         decision = self._router.route(view, self._now)
         row = {
-            **self._identity(session, turn),
+            **self._identity(session, turn, due.phase),
             "replica": decision.replica,
             "reason": decision.reason,
-            "scheduled_us": self._now,
+            "scheduled_us": due.due_us,
             "sent_us": self._now,
             "admitted_us": None,
             "cached_tokens": None,
@@ -224,45 +267,77 @@ class Simulation:
             "token_source": "engine",
             "believed_hit_tokens": decision.believed_hit_tokens,
         }
-        self._requests[request_id] = _Request(slot, session, turn, prompt, row)
+        self._requests[request_id] = SimRequest(session, turn, prompt, row)
+        if not self._limits:
+            self._at(self._now + self._limit_us, TOKEN, self._check_limits)
+        self._limits.append((self._now + self._limit_us, request_id))
         self._at(self._now + self._fixed_us, ENTER, lambda: self._enter(request_id, decision.replica))
 
     def _enter(self, request_id: str, replica: str) -> None:
+        request = self._requests.get(request_id)
+        if request is None:
+            return  # cancelled on the way
         self._advance(replica, self._now)
-        request = self._requests[request_id]
+        request.entered = True
         try:
             self._engines[replica].submit(request.prompt.engine_request(request_id), self._now)
         except RequestError as error:
             self._refuse(request_id, error)
-        self._next_us[replica] = self._engines[replica].next_us()
+        self._note_next(replica)
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
-        """An engine's refusal ends the session; its further turns are listed as cut."""
+        """An engine's refusal ends the session."""
         request = self._requests.pop(request_id)
         self._router.failed(request_id, self._now)
         status = "4xx" if error.status < 500 else "5xx"
-        self._rows.requests.append(
-            {
-                **request.row,
-                "end_us": self._now,
-                "output_tokens": 0,
-                "status": "error",
-                "error_class": f"engine_{status}",
-                "error": f"HTTP {error.status}: {error.message}",
-            }
-        )
-        for turn in request.session.turns[request.turn + 1 :]:
-            self._rows.requests.append(
-                {
-                    **self._identity(request.session, turn.index),
-                    "status": "cancelled",
-                    "error_class": "cut",
-                    "error": f"not sent: turn {request.turn} of the session ended as error",
-                }
-            )
-        self._end_session(request)
+        text = f"HTTP {error.status}: {error.message}"
+        self._rows.requests.append(request.answer(self._now, "error", f"engine_{status}", text))
+        self._ended(request, ok=False, why=f"turn {request.turn} of the session ended as error")
 
-    def _identity(self, session: Session, turn: int) -> dict[str, Any]:
+    def _break_off(self, request_id: str, status: str, error_class: str, text: str) -> None:
+        """Ends a request from outside; what came until now stays in its row."""
+        request = self._requests[request_id]
+        replica = request.row["replica"]
+        if request.entered:
+            self._advance(replica, self._now)
+            self._engines[replica].abort(request_id, self._now)
+            self._note_next(replica)
+        del self._requests[request_id]
+        self._router.failed(request_id, self._now)
+        self._rows.requests.append(request.answer(self._now, status, error_class, text))
+        self._ended(request, ok=False, why=f"turn {request.turn} of the session ended as {status}")
+
+    def _check_limits(self) -> None:
+        """Breaks off what has no end within its time; comes back when the next one could be."""
+        while self._limits and (self._limits[0][0] <= self._now or self._limits[0][1] not in self._requests):
+            _, request_id = self._limits.popleft()
+            if request_id in self._requests:
+                text = f"no end within {self._limit_us / 1e6:g} s"
+                self._break_off(request_id, "incomplete", "timeout", text)
+        if self._limits:
+            self._at(self._limits[0][0], TOKEN, self._check_limits)
+
+    def _cancel_all(self) -> None:
+        drain_s = self._arm.scenario.load.drain_s
+        for request_id in list(self._requests):
+            if request_id in self._requests:
+                text = f"still in flight when the drain of {drain_s:g} s was over"
+                self._break_off(request_id, "cancelled", "cut", text)
+
+    def _sync_weights(self) -> None:
+        """New weights make what is cached worthless; an engine that works refuses to forget it."""
+        for name, engine in self._engines.items():
+            self._advance(name, self._now)
+            self._syncs["done" if engine.reset_prefix_cache() else "refused"] += 1
+        self._schedule.synced(self._now)
+
+    def _list_cuts(self) -> None:
+        for cut in self._schedule.cuts():
+            for turn in cut.session.turns[cut.turn :]:
+                fate = {"status": "cancelled", "error_class": "cut", "error": f"not sent: {cut.why}"}
+                self._rows.requests.append({**self._identity(cut.session, turn.index, cut.phase), **fate})
+
+    def _identity(self, session: Session, turn: int, phase: str) -> dict[str, Any]:
         """The columns that every row of a turn has, sent or not."""
         return {
             "router": self._arm.router.name,
@@ -273,38 +348,39 @@ class Simulation:
             "turn": turn,
             "group": session.group,
             "rollout_step": session.rollout_step,
-            "phase": "steady",
+            "phase": phase,
         }
 
     def _finish(self, request_id: str) -> None:
-        request = self._requests.pop(request_id)
-        instants = request.times.instants_us()
-        self._router.finished(request_id, len(instants), self._now)
-        self._rows.requests.append(
-            {
-                **request.row,
-                "first_token_us": int(instants[0]),
-                "second_token_us": int(instants[1]) if len(instants) > 1 else None,
-                "last_token_us": int(instants[-1]),
-                "end_us": self._now,
-                "output_tokens": len(instants),
-                "chunk_gaps_us": instants[1:] - instants[:-1],
-                "status": "ok",
-                "error_class": None,
-                "error": None,
-            }
-        )
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return  # broken off in the step that would have ended it
+        cached = request.row["cached_tokens"]
+        self._router.finished(request_id, request.times.count, self._now, cached_tokens=cached)
+        self._rows.requests.append(request.answer(self._now, "ok", None, None))
         if self._on_done:
             self._on_done(len(self._rows.requests))
-        if request.turn + 1 < len(request.session.turns):
-            self._plan_turn(request.slot, request.session, request.turn + 1)
-        else:
-            self._end_session(request)
+        self._ended(request, ok=True)
 
-    def _end_session(self, request: _Request) -> None:
-        self._book.forget(request.session)
-        for slot in (request.slot, *self._slots.ended(request.session)):
-            self._at(self._now, ARRIVE, partial(self._take_session, slot))
+    def _ended(self, request: SimRequest, *, ok: bool, why: str = "") -> None:
+        if not ok or request.is_last:
+            self._book.forget(request.session)
+        self._schedule.ended(request.session, request.turn, self._now, ok=ok, why=why)
+        self._list_cuts()
+        self._arm_schedule()
+
+    # ---- polls ------------------------------------------------------------------------------------------------
+
+    def _poll(self, signal: Signal) -> None:
+        """What a router process asks of its replicas, at the same spacing."""
+        self._advance_all()
+        for name, engine in self._engines.items():
+            if signal is Signal.ENGINE_METRICS:
+                self._router.metrics(name, gauges(engine.snapshot(), self._now), self._now)
+            else:
+                self._router.reported_prefixes(self._caches[name].report(name, self._report_form, self._now))
+        if self._busy():
+            self._at(self._now + self._polls_us[signal], POLL, partial(self._poll, signal))
 
     # ---- samples ----------------------------------------------------------------------------------------------
 
@@ -326,29 +402,11 @@ class Simulation:
                     "late_us_p99": None,
                 }
             )
-        if self._heap or any(instant is not None for instant in self._next_us.values()):
+        if self._busy():
             self._at(self._now + SAMPLE_US, SAMPLE, self._sample)
 
-
-def router_event(event: EngineEvent) -> KvEvent:
-    """An engine's cache event as a router hears it; contents stand where tokens would be hashed."""
-    if isinstance(event, BlockStored):
-        return Stored(
-            hashes=_names(event.block_hashes),
-            parent=_name(event.parent_block_hash),
-            content=event.contents or (),
-            block_size=event.block_size,
-            medium=event.medium,
-            lora_name=event.lora_name,
-        )
-    if isinstance(event, BlockRemoved):
-        return Removed(hashes=_names(event.block_hashes), medium=event.medium)
-    return Cleared()
-
-
-def _names(hashes: tuple[int | bytes, ...]) -> tuple[int, ...]:
-    return hashes  # type: ignore[return-value]  # symbolic sequences name their blocks by whole numbers
-
-
-def _name(key: int | bytes | None) -> int | None:
-    return key  # type: ignore[return-value]  # as above
+    def _busy(self) -> bool:
+        """Whether anything is still to come but samples and polls."""
+        schedule = self._schedule
+        coming = schedule.in_flight > 0 or schedule.next_us() is not None
+        return coming or any(instant is not None for instant in self._next_us.values())

@@ -1,8 +1,7 @@
-"""Locust users that hold sessions: one user is one slot, and takes the next session when its own has ended.
+"""Locust users that send a load's requests: every request gets one Locust event and one row, whatever became of it.
 
-Every request gets one Locust event and one row, whatever became of it; a session whose turn failed ends there, and
-its further turns are rows without `sent_us`. Importing this module imports Locust, which patches the process, so
-nothing but a locustfile may do it. Locust's own table is for watching; the rows are the measurement.
+Importing this module imports Locust, which patches the process, so nothing but a locustfile may do it. Locust's own
+table is for watching; the rows are the measurement.
 """
 
 from __future__ import annotations
@@ -10,21 +9,18 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from typing import Any
 
 import gevent
-from gevent.event import Event
-from locust import FastHttpUser, task
+from locust import FastHttpUser, LoadTestShape, task
+from locust.event import EventHook
 from locust.exception import StopUser
 
-from harness.errors import UsageError
-from harness.load_plan import PATHS, AnswerError, Conversation, LoadPlan
-from harness.load_rows import Row, RowFiles
-from harness.slots import Slots
+from harness.load_plan import PATHS, AnswerError, Conversation
+from harness.load_rows import Row
+from harness.load_run import LoadRun
 from harness.sse import (
-    CANCELLED,
     ERROR,
     ERROR_CLASSES,
     INCOMPLETE,
@@ -35,10 +31,15 @@ from harness.sse import (
     is_engine_error,
     read_stream,
 )
-from workloads import Session, Streams, Turn, make_workload
+from workloads import Turn
 
 logger = logging.getLogger(__name__)
 
+row_ended = EventHook()
+"""Fires once a request with `row` (see `harness.load_rows.Row`) and `environment`, after its row was written."""
+
+CONNECTIONS_MAX = 65_536
+"""Connections a user's client may hold: never the limit of a load, which would look like a plateau."""
 CONNECT_TIMEOUT_S = 30.0
 ROUTER_ERROR_HEADER = "x-routebench-router-error"
 """Our router marks the errors that are its own, which otherwise look like an engine's."""
@@ -46,147 +47,16 @@ NETWORK_GRACE_S = 30.0
 """The socket's own limit lies this far behind the request's, so that the latter decides and is named."""
 
 
-class Share:
-    """The part of a workload that one of several load processes sends: every `of`-th session, so none is sent twice."""
+class LoadUser(FastHttpUser):
+    """Base for users of your own: set `host`, and what else Locust's `FastHttpUser` offers.
 
-    def __init__(self, plan: LoadPlan, rank: int, of: int) -> None:
-        self._workload = make_workload(plan.workload)
-        self.kind = self._workload.kind
-        self.barrier = self._workload.barrier
-        if self.barrier and of > 1:
-            raise UsageError(
-                f"the workload {self.kind!r} has barrier = true and {of} load processes share it: only "
-                "one process can see when a step has ended; use one process, or barrier = false"
-            )
-        self._rank, self._of = rank, of
-        self._warmup_sessions = plan.warmup_sessions
-        self.session_count = len(range(rank, self._workload.session_count, of))
-        self._warm: set[str] = set()
-
-    def sessions(self, streams: Streams) -> Iterator[Session]:
-        for number, session in enumerate(self._workload.sessions(streams)):
-            if number % self._of == self._rank:
-                if number < self._warmup_sessions:
-                    self._warm.add(session.session_id)
-                yield session
-
-    def phase(self, session: Session) -> str:
-        return "warmup" if session.session_id in self._warm else "steady"
-
-
-class LoadRun:
-    """One test in this process, from start to stop: its sessions, slots, rows and counts.
-
-    `on_all_done` is called once, when the last session has ended.
+    A user is a slot of a closed loop; requests of an open one go round the users. Needs `environment.routebench_run`,
+    which `harness.locustfile` sets when a test starts.
     """
 
-    def __init__(self, plan: LoadPlan, *, rank: int = 0, of: int = 1, on_all_done: Callable[[], None]) -> None:
-        self.plan = plan
-        self.rank, self.of = rank, of
-        self._share = Share(plan, rank, of)
-        self._slots = Slots(self._share, Streams(plan.seed))
-        self.files = RowFiles(plan.rows_dir)
-        self._on_all_done = on_all_done
-        self.stopping = Event()
-        self._start_ns = time.monotonic_ns()
-        self._opened = 0
-        self._taken = 0
-        self._active = 0
-        self._wakes: dict[int, Event] = {}
-
-    @property
-    def sessions_total(self) -> int:
-        return self._share.session_count
-
-    @property
-    def issued(self) -> int:
-        """Requests that were sent and have a row."""
-        return sum(self.files.counts.values())
-
-    def us(self, instant_ns: int) -> int:
-        """An instant as rows give it."""
-        return (instant_ns - self.plan.epoch_ns) // 1000
-
-    def open_slot(self) -> tuple[int, int]:
-        """(number of a new slot, instant at which it opens)."""
-        slot = self._opened
-        self._opened += 1
-        place = self.rank + self.of * slot
-        opens_ns = self._start_ns + self.plan.ramp_us * place // self.plan.concurrency * 1000
-        return slot, max(opens_ns, time.monotonic_ns())
-
-    def pause_until(self, due_ns: int) -> bool:
-        """Waits for an instant; False when the run is to end instead."""
-        while (left_ns := due_ns - time.monotonic_ns()) > 0:
-            if self.stopping.wait(left_ns / 1e9):
-                return False
-        return not self.stopping.is_set()
-
-    def take(self, slot: int, due_ns: int) -> tuple[Session, int] | None:
-        """The slot's next session and the instant at which it was due; None when there is none for it any more.
-        Waits at a barrier."""
-        while not self.stopping.is_set():
-            wake = self._wakes[slot] = Event()
-            session = self._slots.take(slot)
-            if session is not None:
-                self._taken += 1
-                self._active += 1
-                return session, due_ns
-            if self._taken == self.sessions_total:
-                return None
-            wake.wait()
-            due_ns = time.monotonic_ns()
-        return None
-
-    def session_ended(self, session: Session) -> None:
-        self._active -= 1
-        for slot in self._slots.ended(session):
-            self._wakes[slot].set()
-        if self._taken == self.sessions_total and not self._active and not self.stopping.is_set():
-            self._on_all_done()
-
-    def row(self, session: Session, turn: Turn) -> Row:
-        """A row for a turn that was not sent yet."""
-        return Row(
-            request_id=f"{session.session_id}-{turn.index}",
-            session=session.session_id,
-            turn=turn.index,
-            group=session.group,
-            rollout_step=session.rollout_step,
-            phase=self._share.phase(session),
-            api=self.plan.api,
-            status=CANCELLED,
-            error_class="cut",
-        )
-
-    def stop(self) -> None:
-        """No further turn starts; who waits wakes up."""
-        self.stopping.set()
-        for wake in self._wakes.values():
-            wake.set()
-
-    def finish(self, **facts: Any) -> None:
-        """Writes the account of the run and closes the files. Every user must have ended."""
-        counts = self.files.counts
-        self.files.event(
-            "end",
-            t_us=self.us(time.monotonic_ns()),
-            issued=self.issued,
-            **counts,
-            not_sent=self.files.unsent,
-            sessions=self.sessions_total,
-            sessions_started=self._taken,
-            slots=self._opened,
-            **facts,
-        )
-        self.files.close()
-
-
-class SessionUser(FastHttpUser):
-    """One session slot. Needs `environment.routebench_run`, which `harness.locustfile` sets when a test starts."""
-
+    abstract = True
     max_retries = 0
-    concurrency = 1
+    concurrency = CONNECTIONS_MAX
 
     def __init__(self, environment: Any) -> None:
         run: LoadRun | None = getattr(environment, "routebench_run", None)
@@ -194,53 +64,25 @@ class SessionUser(FastHttpUser):
         self.network_timeout = limit_s + NETWORK_GRACE_S
         self.connection_timeout = min(limit_s + NETWORK_GRACE_S, CONNECT_TIMEOUT_S)
         super().__init__(environment)
-        # Every status comes back as an answer, so that its body can be read and classified.
         agent: Any = self.client.client
+        # Every status comes back as an answer, so that its body can be read and classified.
         agent.valid_response_codes = frozenset(range(100, 600))
+        # A session says who it is in its header; a cookie would tie all sessions of this process to one replica.
+        agent.cookiejar = None
 
     @task
     def hold_slot(self) -> None:
         run: LoadRun | None = getattr(self.environment, "routebench_run", None)
-        if run is None:
-            raise StopUser
-        slot, due_ns = run.open_slot()
-        if run.pause_until(due_ns):
-            while (taken := run.take(slot, due_ns)) is not None:
-                session, due_ns = taken
-                try:
-                    due_ns = self._converse(run, session, due_ns)
-                finally:
-                    run.session_ended(session)
+        if run is not None:
+            run.join(self)
+            try:
+                run.idle.wait()
+            finally:
+                run.leave(self)
         raise StopUser
 
-    def _converse(self, run: LoadRun, session: Session, due_ns: int) -> int:
-        """Runs a session's turns; returns the instant of its end."""
-        conversation = Conversation(run.plan, session)
-        reached = 0
-        why = "the run ended first"
-        try:
-            for turn in session.turns:
-                due_ns += turn.think_us * 1000
-                if not run.pause_until(due_ns):
-                    break
-                row = run.row(session, turn)
-                reached = turn.index + 1
-                try:
-                    due_ns = self._request(run, conversation, turn, row, due_ns)
-                finally:
-                    run.files.row(row)
-                if row.status != OK:
-                    why = f"turn {turn.index} of the session ended as {row.status}"
-                    break
-        finally:
-            for turn in session.turns[reached:]:
-                row = run.row(session, turn)
-                row.error = f"not sent: {why}"
-                run.files.row(row)
-        return due_ns
-
-    def _request(self, run: LoadRun, conversation: Conversation, turn: Turn, row: Row, due_ns: int) -> int:
-        """One request to its end, written into `row`; returns the instant of the end."""
+    def send(self, run: LoadRun, conversation: Conversation, turn: Turn, row: Row) -> None:
+        """One request to its end, written into `row`."""
         plan = run.plan
         meter = conversation.meter(turn)
         headers = {
@@ -252,8 +94,6 @@ class SessionUser(FastHttpUser):
         }
         body = conversation.body(turn)
         row.prompt_tokens = conversation.prompt_tokens()
-        row.scheduled_us = run.us(due_ns)
-        row.error = "the run ended while the request was in flight"
         sent_ns = time.monotonic_ns()
         row.sent_us = run.us(sent_ns)
         client: Any = self.client
@@ -278,12 +118,10 @@ class SessionUser(FastHttpUser):
             row.status, row.error_class, row.error = ERROR, "client", repr(bug)
             logger.exception("request %s failed inside the load generator", row.request_id)
         finally:
-            end_ns = time.monotonic_ns()
-            row.end_us = run.us(end_ns)
+            row.end_us = run.now_us()
             row.take_meter(meter, plan.epoch_ns)
         if row.status == OK:
             self._show(meter, sent_ns)
-        return end_ns
 
     def _receive(self, answer: Any, meter: TokenMeter, limit: gevent.Timeout) -> tuple[str, str | None, str | None]:
         """(status, error class, message) of an exchange; reads the answer to its end."""
@@ -318,6 +156,26 @@ class SessionUser(FastHttpUser):
             stats.get("TTFT", "METRIC").log((meter.first_ns - sent_ns) / 1e6, 0)
             if meter.output_tokens > 1:
                 stats.get("TPOT", "METRIC").log((meter.last_ns - meter.first_ns) / 1e6 / (meter.output_tokens - 1), 0)
+
+
+class SessionUser(LoadUser):
+    """The user of routebench's own locustfile."""
+
+
+class SlotStages(LoadTestShape):
+    """Base for shapes of your own: so many slots of a closed loop for so many seconds, one pair after the other. A slot
+    that is taken away closes when its session has ended, and the end of the last stage ends the test."""
+
+    abstract = True
+    stages: tuple[tuple[float, int], ...] = ()
+
+    def tick(self) -> tuple[int, float] | None:
+        at_s = self.get_run_time()
+        for length_s, slots in self.stages:
+            if at_s < length_s:
+                return slots, float(slots)
+            at_s -= length_s
+        return None
 
 
 def _check_answer(conversation: Conversation, turn: Turn, meter: TokenMeter, row: Row) -> None:

@@ -1,6 +1,7 @@
 """Starts the load generator as a real process against a scripted server, and reads what it left behind."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,7 +45,8 @@ class Result:
         assert {r["error_class"] for r in self.rows} - {None} <= set(ERROR_CLASSES)
 
 
-def command(tmp_path, url, plan, *extra):
+def command(tmp_path, url, plan, *extra, users=None):
+    users = str(users or plan.slots or 1)
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
     return [
         sys.executable,
@@ -56,9 +58,9 @@ def command(tmp_path, url, plan, *extra):
         "--host",
         url,
         "--users",
-        str(plan.concurrency),
+        users,
         "--spawn-rate",
-        str(plan.concurrency),
+        users,
         "--only-summary",
         "--routebench-plan",
         str(tmp_path / "plan.json"),
@@ -97,12 +99,21 @@ def started(tmp_path, arguments):
         process.communicate()
 
 
-def run(tmp_path, script, workload, *extra, **fields):
-    """A whole headless run; returns (what it left, requests that the server got)."""
-    plan = plan_for(tmp_path, workload, **fields)
-    with serve(script) as server, started(tmp_path, command(tmp_path, server.url, plan, *extra)) as process:
-        output, _ = process.communicate(timeout=60)
-        return Result(plan.rows_dir, process.returncode, output), server.requests
+def run(tmp_path, script, workload, *extra, users=None, replicas=None, interrupt_after=None, **fields):
+    """A whole headless run; returns (what it left, requests that the server got).
+
+    `replicas` makes the plan's from the server's address; `interrupt_after` sends SIGINT after so many requests.
+    """
+    with serve(script) as server:
+        plan = plan_for(tmp_path, workload, **fields, **({"replicas": replicas(server.url)} if replicas else {}))
+        with started(tmp_path, command(tmp_path, server.url, plan, *extra, users=users)) as process:
+            if interrupt_after:
+                limit = time.monotonic() + 30
+                while len(server.requests) < interrupt_after and time.monotonic() < limit:
+                    time.sleep(0.05)
+                process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=60)
+            return Result(plan.rows_dir, process.returncode, output), server.requests
 
 
 def drawn(workload, seed=7):

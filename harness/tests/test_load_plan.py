@@ -193,3 +193,32 @@ def test_a_plan_that_cannot_be_used_is_an_error_that_says_why(tmp_path, text, sa
         read_plan(path)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+FRONTED = Session(
+    "f",
+    (
+        Turn(0, ((11, 20), (12, 30)), (13, 5), front=(21, 1)),
+        Turn(1, ((14, 7),), (15, 6), front=(22, 1)),
+    ),
+)
+
+
+def test_what_stands_in_front_of_one_request_is_no_part_of_the_next():
+    conversation = Conversation(plan(), FRONTED)
+    for turn in FRONTED.turns:
+        body = msgspec.json.decode(conversation.body(turn))
+        assert body["prompt"] == prompt_token_ids(FRONTED.prompt(turn.index)).tolist()
+        assert conversation.prompt_tokens() == len(body["prompt"])
+        conversation.answered(turn, answer(conversation, turn, ours(turn)))
+
+
+@pytest.mark.parametrize("api", ["completions-text", "chat"])
+def test_text_in_front_comes_first_and_leaves_with_its_request(api):
+    conversation = Conversation(plan(api=api), FRONTED)
+    for turn, other in zip(FRONTED.turns, FRONTED.turns[::-1], strict=True):
+        body = msgspec.json.decode(conversation.body(turn))
+        text = body["prompt"] if api == "completions-text" else "".join(m["content"] for m in body["messages"])
+        assert text.startswith(span_text(turn.front[0], 0, 1))
+        assert span_text(other.front[0], 0, 1) not in text
+        conversation.answered(turn, answer(conversation, turn, ours(turn), api))

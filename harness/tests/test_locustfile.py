@@ -1,5 +1,7 @@
 """The locustfile as its users start it: several processes, the web UI, arguments, and how each way ends."""
 
+import csv
+import json
 import re
 import signal
 import socket
@@ -10,6 +12,7 @@ import urllib.parse
 import urllib.request
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from harness.tests.load_process import LOCUSTFILE, ROOT, SMALL, Result, drawn, run, started
@@ -31,7 +34,7 @@ def test_several_processes_share_the_sessions_and_send_nothing_twice(tmp_path):
 @pytest.mark.parametrize(
     ("workload", "users", "says"),
     [
-        ({"kind": "rl-rollout", "barrier": True, "steps": 1}, 4, "the workload has barrier = true and 2 workers"),
+        ({"kind": "rl-rollout", "barrier": True, "steps": 1}, 4, "has barrier = true and 2 load processes"),
         (SMALL, 1, "1 users cannot be spread over 2 workers"),
     ],
 )
@@ -101,7 +104,34 @@ def by_hand(tmp_path, *arguments, locustfile=LOCUSTFILE):
     ]
 
 
+def fleet(request):
+    """Stands for a router of ours with two engines behind it, and for these engines."""
+    if request.path == "/router/state":
+        host = request.headers["host"]
+        body = msgspec.json.encode({"replicas": [{"name": n, "url": f"http://{host}/{n}"} for n in ("r0", "r1")]})
+    elif request.path.endswith("/metrics"):
+        body = b"".join(
+            b'vllm:%b{engine="0"} %d.0\n' % (name, value * request.number)
+            for name, value in (
+                (b"prefix_cache_hits_total", 1),
+                (b"prefix_cache_queries_total", 4),
+                (b"time_to_first_token_seconds_count", 1),
+                (b"time_to_first_token_seconds_sum", 2),
+            )
+        )
+    else:
+        return honest(request)
+    return [b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body]
+
+
 def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(tmp_path):
+    def completions():
+        return [request for request in server.requests if request.path == "/v1/completions"]
+
+    def tab():
+        (found,) = (t for t in json.loads(call("/stats/requests"))["extended_stats"] if t["key"] == "routebench")
+        return {line["where"]: line for line in found["data"]}
+
     def call(path, **form):
         body = urllib.parse.urlencode(form).encode() if form else None
         return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data=body, timeout=5).read()
@@ -119,14 +149,17 @@ def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with (
-        serve(honest) as server,
+        serve(fleet) as server,
         started(
             tmp_path, by_hand(tmp_path, "--host", server.url, "--web-host", "127.0.0.1", "--web-port", str(port))
         ) as process,
     ):
         wait_for(lambda: call("/"))
         page = call("/").decode()
-        assert all(f'"{argument}"' in page for argument in ("scenario", "seed", "api", "rows_dir", "answers"))
+        assert all(
+            f'"{argument}"' in page
+            for argument in ("scenario", "seed", "api", "rows_dir", "answers", "load", "replicas")
+        )
         assert '"num_users": 3' in page
         assert "routebench_plan" not in page
         for start in (1, 2):
@@ -142,13 +175,22 @@ def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(
                 model="",
                 answers="live",
                 rows_dir=str(tmp_path / "rows"),
+                replicas="",
+                load="",
+                fail_share_max="",
             )
-            wait_for(lambda start=start: len(server.requests) == 10 * start)
+            wait_for(lambda start=start: len(completions()) == 10 * start)
             wait_for(lambda: b'"state": "stopped"' in call("/stats/requests").replace(b'":"', b'": "'))
+        assert tab()["all requests"]["requests"] == "10"
+        assert tab()["all requests"]["hits"] == "0.0 %"
+        assert float(tab()["all requests"]["ttft"]) > 0
+        wait_for(lambda: tab().get("r1", {}).get("hits") == "25.0 %")
+        assert tab()["r0"]["ttft"] == "2,000.0"
+        assert b'"title": "Routebench"' in call("/").replace(b'":"', b'": "')
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
     assert "start 2, so seed 43 for a cold cache" in output
-    prompts = [request.body["prompt"][:40] for request in server.requests]
+    prompts = [request.body["prompt"][:40] for request in completions()]
     first, second = prompts[:10], prompts[10:]
     assert not [p for p in second if p in first]
     for folder in (tmp_path / "rows", tmp_path / "rows" / "start-2"):
@@ -190,11 +232,127 @@ def test_a_locustfile_of_ones_own_needs_one_line(tmp_path):
     [
         (["--scenario", "quikstart"], "no scenario named 'quikstart'"),
         (["--seed", "many"], "seed = 'many': give a whole number"),
+        (["--load", "driver=rate"], "needs rate_per_s"),
+        (["--fail-share-max", "5"], "give a share from 0 to 1"),
+        (["--replicas", "r0=nowhere"], "write name=http://host:port"),
     ],
 )
 def test_wrong_arguments_end_a_headless_run_with_code_2(tmp_path, arguments, says):
     with started(tmp_path, by_hand(tmp_path, "--headless", "--host", "http://127.0.0.1:9", *arguments)) as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert f"error: {says}" in output
+    assert "error: " in output
+    assert says in output
     assert "Traceback" not in output
+
+
+MINE = """
+from harness.locustfile import LoadUser, row_ended
+class Chat(LoadUser):
+    host = "{url}"
+@row_ended.add_listener
+def said(row, environment, **_):
+    print("mine:", row.session, row.turn, row.status, flush=True)
+"""
+
+
+def test_three_lines_point_a_locustfile_of_ones_own_at_a_router_and_it_hears_of_every_row(tmp_path):
+    with serve(honest) as server:
+        (tmp_path / "mine.py").write_text(MINE.format(url=server.url))
+        arguments = by_hand(
+            tmp_path,
+            "--headless",
+            "--only-summary",
+            "--load",
+            "driver=rate,rate_per_s=50,concurrency=9",
+            "--csv",
+            str(tmp_path / "mine"),
+            "--html",
+            str(tmp_path / "mine.html"),
+            locustfile=tmp_path / "mine.py",
+        )
+        with started(tmp_path, arguments) as process:
+            output, _ = process.communicate(timeout=30)
+        assert process.returncode == 0, output
+        assert output.count("mine: s0000") == 10
+        assert "poisson arrivals" in output
+        assert 'All users spawned: {"Chat": 1}' in output
+    stats = list(csv.DictReader((tmp_path / "mine_stats.csv").open()))
+    assert [(line["Type"], line["Name"], line["Request Count"]) for line in stats if line["Type"] != "METRIC"] == [
+        ("POST", "/v1/completions", "10"),
+        ("", "Aggregated", "10"),
+    ]
+    assert "/v1/completions" in (tmp_path / "mine.html").read_text()
+
+
+@pytest.mark.parametrize(("share", "code"), [("", 1), ("0.5", 0), ("0.05", 1)])
+def test_the_exit_code_follows_the_share_of_failures_that_one_allows(tmp_path, share, code):
+    def one_fails(request):
+        return [None] if request.number == 3 else honest(request)
+
+    with (
+        serve(one_fails) as server,
+        started(
+            tmp_path,
+            by_hand(tmp_path, "--headless", "--only-summary", "--host", server.url, "--fail-share-max", share),
+        ) as process,
+    ):
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == code, output
+
+
+SHAPED = """
+from harness.locustfile import LoadUser, SlotStages
+class Chat(LoadUser):
+    host = "{url}"
+class Steps(SlotStages):
+    stages = ((1.2, 1), (1.2, 3))
+"""
+
+
+def test_a_shape_opens_slots_as_it_goes_and_ends_the_test(tmp_path):
+    """Answers take 300 ms: one slot for a second, then three; there are sessions for longer than that."""
+    with serve(lambda request: [300.0, *honest(request)]) as server:
+        (tmp_path / "mine.py").write_text(SHAPED.format(url=server.url))
+        arguments = by_hand(tmp_path, "--headless", "--only-summary", locustfile=tmp_path / "mine.py")
+        (tmp_path / "tiny.toml").write_text(TINY.replace("sessions = 5", "sessions = 50"))
+        with started(tmp_path, arguments) as process:
+            output, _ = process.communicate(timeout=30)
+    result = Result(tmp_path / "rows", process.returncode, output)
+    result.assert_accounted()
+    rows = sorted((r for r in result.rows if r["sent_us"] is not None), key=lambda r: r["sent_us"])
+    flying = [sum(o["sent_us"] <= r["sent_us"] < o["end_us"] for o in rows) for r in rows]
+    first = rows[0]["sent_us"]
+    assert {n for n, r in zip(flying, rows, strict=True) if r["sent_us"] < first + 800_000} == {1}
+    assert max(flying) == 3
+    assert {r["status"] for r in rows} == {"ok", "cancelled"}
+
+
+def test_a_master_and_its_workers_send_what_one_process_would(tmp_path):
+    """The figures come from raw rows, so equal rows are equal figures."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    with serve(honest) as server:
+        common = ["--headless", "--only-summary", "--host", server.url, "--answers", "known"]
+        with started(tmp_path, by_hand(tmp_path, *common, "--rows-dir", str(tmp_path / "one"))) as process:
+            output, _ = process.communicate(timeout=30)
+        one = Result(tmp_path / "one", process.returncode, output)
+        master = by_hand(
+            tmp_path, *common, "--master", "--master-bind-port", port, "--master-bind-host", "127.0.0.1",
+            "--expect-workers", "2", "--users", "3",
+        )  # fmt: skip
+        worker = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker", "--master-port", port]
+        with started(tmp_path, master) as lead, started(tmp_path, worker) as first, started(tmp_path, worker) as second:
+            output, _ = lead.communicate(timeout=40)
+            for process in (first, second):
+                process.communicate(timeout=20)
+        several = Result(tmp_path / "rows", lead.returncode, output)
+    assert (one.code, several.code) == (0, 0), output
+    several.assert_accounted()
+    assert len(several.ends) == 2
+    columns = ("request_id", "prompt_tokens", "output_tokens", "cached_tokens", "status", "phase", "answer_ok")
+    assert sorted(tuple(r[c] for c in columns) for r in one.rows) == sorted(
+        tuple(r[c] for c in columns) for r in several.rows
+    )
+    assert re.search(r"Aggregated +10 +0\(", output)

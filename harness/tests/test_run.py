@@ -101,6 +101,13 @@ def test_what_virtual_time_cannot_contain_is_refused(capsys, tmp_path):
     assert not (tmp_path / "o").exists()
 
 
+def test_what_a_live_router_cannot_know_is_refused(capsys, tmp_path):
+    out = ["--out", str(tmp_path / "o")]
+    assert "--mode sim" in error(capsys, "run", "quickstart", "--router", "clairvoyant", *out)
+    assert "load.api=completions-text" in error(capsys, "run", "quickstart", "--router", "sglang-cache-aware", *out)
+    assert not (tmp_path / "o").exists()
+
+
 def test_a_dead_router_or_engine_of_the_users_is_a_start_failure(capsys, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -125,6 +132,25 @@ def test_a_taken_port_is_refused_before_anything_starts(capsys):
         said = error(capsys, "serve", "quickstart", "--port", str(port))
     assert str(port) in said
     assert "--port" in said
+
+
+def test_every_command_is_there(capsys):
+    assert run_cli(["--help"]) == 0
+    said = capsys.readouterr().out
+    for name in (
+        "run",
+        "serve",
+        "check",
+        "scenarios",
+        "routers",
+        "analyze",
+        "convert",
+        "report",
+        "gate",
+        "baseline",
+        "calibrate",
+    ):
+        assert f" {name} " in said, name
 
 
 def test_lists_have_a_line_each(capsys):

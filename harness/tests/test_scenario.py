@@ -79,7 +79,7 @@ def test_no_router_is_refused():
 
 
 def test_a_router_with_url_and_policy_is_refused():
-    assert "both url and policy" in refused({**GOOD, "routers": [{"name": "x", "url": "http://a", "policy": "random"}]})
+    assert "policy and url" in refused({**GOOD, "routers": [{"name": "x", "url": "http://a", "policy": "random"}]})
 
 
 def test_a_session_longer_than_a_replicas_cache_is_refused_before_anything_starts():
@@ -127,3 +127,25 @@ def test_block_count_follows_the_preset_unless_given():
     assert check_scenario(GOOD, "f").engine.num_gpu_blocks == load_preset("llama-3.1-8b-h100").num_gpu_blocks
     wider = check_scenario({**GOOD, "engine": {"preset": "llama-3.1-8b-h100", "block_size": 32}}, "f")
     assert wider.engine.num_gpu_blocks == load_preset("llama-3.1-8b-h100").num_gpu_blocks // 2
+
+
+def test_a_real_router_is_named_by_its_preset_and_variant():
+    (entry,) = check_scenario({**GOOD, "routers": ["vllm-router:kv_aware"]}, "f").routers
+    assert entry.peer == "vllm-router:kv_aware"
+    assert entry.foreign
+    (entry,) = check_scenario(
+        {**GOOD, "routers": [{"name": "v", "preset": "vllm-router", "args": ["--policy", "round_robin"]}]}, "f"
+    ).routers
+    assert entry.peer == "vllm-router"
+    assert "cannot carry load.api" in refused({**GOOD, "routers": ["sglang-router"]})
+    assert "no preset named" in refused({**GOOD, "routers": [{"name": "v", "preset": "nope"}]})
+
+
+def test_a_command_template_is_one_way_and_options_are_for_policies_of_ours():
+    (entry,) = check_scenario(
+        {**GOOD, "routers": [{"name": "mine", "command": ["mine", "--port", "{port}"]}]}, "f"
+    ).routers
+    assert entry.foreign
+    assert "command and url" in refused({**GOOD, "routers": [{"name": "x", "command": ["a"], "url": "http://a"}]})
+    assert "use args" in refused({**GOOD, "routers": [{"name": "x", "command": ["a"], "options": {"b": 1}}]})
+    assert "use options" in refused({**GOOD, "routers": [{"name": "random", "args": ["--b"]}]})

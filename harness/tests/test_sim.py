@@ -13,6 +13,7 @@ import pytest
 from harness.sim import SAMPLE_US, Simulation
 from harness.tests.arms import arm, small
 from mock_engine import Engine
+from routers import POLICIES, BasePolicy, Decision, Metrics, Signal
 from workloads import Streams
 
 ROUTERS = ["random", "round-robin", "least-requests", "power-of-two", "session-ring", "pure-kv-affinity", "dynamo-kv"]
@@ -175,3 +176,173 @@ def test_rows_do_not_depend_on_the_hash_seed():
         for seed in ("0", "1", "12345")
     }
     assert len(seen) == 1
+
+
+DRIVERS = {
+    "requests": {"driver": "requests", "concurrency": 5, "ramp_s": 0.0},
+    "rate": {"driver": "rate", "concurrency": None, "rate_per_s": 30.0},
+    "gamma": {"driver": "rate", "concurrency": None, "rate_per_s": 30.0, "burstiness": 0.3},
+    "capped": {"driver": "rate", "concurrency": 4, "rate_per_s": 100.0},
+    "drained": {"driver": "rate", "concurrency": None, "rate_per_s": 60.0, "drain_s": 0.2},
+    "timed out": {"driver": "requests", "concurrency": 6, "request_timeout_s": 0.5},
+}
+
+
+@pytest.mark.parametrize("load", DRIVERS.values(), ids=DRIVERS)
+@pytest.mark.parametrize("router", ["round-robin", "pure-kv-affinity", "power-of-two"])
+def test_every_driver_accounts_for_every_turn_and_jumping_changes_nothing(load, router):
+    scenario = small(routers=[router], load=load)
+    jumped = Simulation(arm(scenario)).run()
+    stepped = Simulation(arm(scenario), make_engine=partial(Engine, jumping=False)).run()
+    assert plain(jumped.requests) == plain(stepped.requests)
+    assert jumped.fleet == stepped.fleet
+    expected = sorted(
+        f"{s.session_id}-{t.index}" for s in scenario.make_workload().sessions(Streams(3)) for t in s.turns
+    )
+    assert sorted(r["request_id"] for r in jumped.requests) == expected
+
+
+def test_a_drain_cancels_what_is_in_flight_and_keeps_its_tokens():
+    rows = Simulation(arm(small(load=DRIVERS["drained"]))).run().requests
+    last_start = max(r["scheduled_us"] for r in rows if r["turn"] == 0)
+    cut = [r for r in rows if r["status"] == "cancelled" and r.get("sent_us") is not None]
+    assert cut
+    assert {r["end_us"] for r in cut} == {last_start + 200_000}
+    assert any(r["output_tokens"] for r in cut)
+    for row in cut:
+        assert len(row["chunk_gaps_us"]) == max(0, row["output_tokens"] - 1)
+        assert row["last_token_us"] is None or row["last_token_us"] <= row["end_us"]
+    assert max(r["end_us"] for r in rows if r.get("end_us") is not None) == last_start + 200_000
+
+
+def test_an_answer_without_an_end_in_time_is_incomplete_and_frees_its_engine():
+    rows = Simulation(arm(small(load=DRIVERS["timed out"])))
+    found = rows.run()
+    late = [r for r in found.requests if r["error_class"] == "timeout"]
+    assert late
+    assert {(r["status"], r["end_us"] - r["sent_us"]) for r in late} == {("incomplete", 500_000)}
+    assert [(s["running"], s["waiting"]) for s in found.fleet[-3:]] == [(0, 0)] * 3
+
+
+def test_an_open_loop_sends_on_its_own_instants_whatever_the_router():
+    scenario = small(routers=["round-robin", "session-ring"], load=DRIVERS["rate"])
+    first = [
+        {r["session"]: r["sent_us"] for r in Simulation(arm(scenario, i)).run().requests if r["turn"] == 0}
+        for i in range(2)
+    ]
+    assert first[0] == first[1]
+
+
+def test_new_weights_empty_every_cache_between_steps():
+    workload = {
+        "kind": "rl-rollout",
+        "steps": 3,
+        "rollouts_per_step": 6,
+        "samples_per_prompt": 6,
+        "turns": 1,
+        "stragglers": 0,
+        "first_input_tokens": 320,
+        "output_tokens": 40,
+        "weight_sync_every_steps": 1,
+    }
+    synced = Simulation(arm(small(workload=workload, load={"ramp_s": 0.0}))).run()
+    assert synced.facts["weight_syncs"] == {"done": 2 * 3, "refused": 0}
+    ends = [max(r["end_us"] for r in synced.requests if r["rollout_step"] == s) for s in range(3)]
+    starts = [min(r["sent_us"] for r in synced.requests if r["rollout_step"] == s) for s in range(3)]
+    assert starts[1:] == ends[:-1]
+
+
+def test_new_weights_at_once_are_refused_by_engines_that_work():
+    workload = {
+        "kind": "rl-rollout",
+        "steps": 4,
+        "rollouts_per_step": 4,
+        "turns": 1,
+        "stragglers": 1,
+        "straggler_last_output_tokens": 60,
+        "first_input_tokens": 320,
+        "output_tokens": 40,
+        "weight_sync_every_steps": 1,
+    }
+    facts = Simulation(arm(small(workload=workload, load={"weight_sync": "at-once"}))).run().facts
+    assert facts["weight_syncs"]["refused"] > 0
+    assert sum(facts["weight_syncs"].values()) == 3 * 3
+
+
+class GaugeReader(BasePolicy):
+    """Sends every turn to the first replica and notes what it was told of the fleet."""
+
+    about = "reads gauges"
+    needs = frozenset({Signal.ENGINE_METRICS})
+
+    def __init__(self, options=None, *, rng, block_size=16):
+        super().__init__(options, rng=rng, block_size=block_size)
+        self.told = []
+
+    def choose(self, turn, fleet):
+        return Decision(next(iter(fleet)).name, "always the first", "first")
+
+    def observe(self, event):
+        if isinstance(event, Metrics):
+            self.told.append(event)
+
+
+def test_a_policy_that_reads_gauges_gets_them_as_often_as_a_router_process_polls(tmp_path):
+    file = tmp_path / "gauges.py"
+    file.write_text("from harness.tests.test_sim import GaugeReader\n")
+    simulation = Simulation(arm(small(routers=[f"{file}:GaugeReader"], engine={"num_gpu_blocks": 101})))
+    rows = simulation.run()
+    told = simulation._router.policy.told
+    assert {m.at_us % 200_000 for m in told} == {0}
+    assert [m.replica for m in told[:3]] == ["r0", "r1", "r2"]
+    assert any(m.metrics.running and m.metrics.kv_usage > 0 for m in told if m.replica == "r0")
+    assert all(m.metrics.running == 0 for m in told if m.replica != "r0")
+    last = max(r["end_us"] for r in rows.requests)
+    assert last - 200_000 < max(m.at_us for m in told) <= last + 200_000
+
+
+@pytest.mark.parametrize("router", sorted(POLICIES))
+def test_every_policy_gets_what_it_needs_and_jumping_changes_nothing_for_it(router):
+    scenario = small(routers=[router], engine={"num_gpu_blocks": 120})
+    jumped = Simulation(arm(scenario)).run()
+    stepped = Simulation(arm(scenario), make_engine=partial(Engine, jumping=False)).run()
+    assert plain(jumped.requests) == plain(stepped.requests)
+    assert {r["status"] for r in jumped.requests} == {"ok"}
+
+
+@pytest.mark.parametrize("blocks", [90, 400])
+def test_a_clairvoyant_believes_what_the_engine_then_serves(blocks):
+    """One request at a time: nothing can be evicted between the decision and the admission."""
+    scenario = small(routers=["clairvoyant"], load={"concurrency": 1}, engine={"num_gpu_blocks": blocks})
+    rows = Simulation(arm(scenario)).run().requests
+    assert [r["believed_hit_tokens"] for r in rows] == [r["cached_tokens"] for r in rows]
+    assert sum(r["cached_tokens"] for r in rows)
+
+
+@pytest.mark.parametrize("form", ["top-k", "bloom"])
+def test_reports_of_prefixes_lead_turns_back_to_their_cache(form):
+    """Think times are longer than the time between two reports, so each turn's context has been reported."""
+    options = {"report": form, "min_prefix_tokens": 16}
+    workload = {
+        "kind": "multi-turn",
+        "sessions": 6,
+        "turns": 3,
+        "think_time_ms": 2500,
+        "first_input_tokens": 320,
+        "input_tokens": 32,
+        "output_tokens": 64,
+    }
+    router = {"name": "told", "policy": "reported-prefixes", "options": options}
+    rows = Simulation(arm(small(routers=[router], workload=workload))).run().requests
+    later = [r for r in rows if r["turn"]]
+    homes = {(r["session"], r["turn"]): r["replica"] for r in rows}
+    assert all(r["replica"] == homes[r["session"], r["turn"] - 1] for r in later)
+    assert all(r["cached_tokens"] >= 320 for r in later)
+
+
+def test_a_changing_token_in_front_leaves_nothing_to_reuse():
+    workload = {"kind": "multi-turn", "sessions": 8, "turns": 3, "output_tokens": 20}
+    for prefix in (False, True):
+        rows = Simulation(arm(small(workload=workload | {"timestamp_prefix": prefix}))).run()
+        assert (sum(r["cached_tokens"] for r in rows.requests) == 0) == prefix
+        assert (rows.ceiling_cached_tokens == 0) == prefix

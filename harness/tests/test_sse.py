@@ -299,7 +299,7 @@ def test_a_connection_closed_inside_the_answer_is_an_error(cut):
 
 def test_broken_framing_is_an_error():
     with pytest.raises(BrokenStreamError):
-        read_over_http(lambda request: [HEAD, b"zz\r\nnonsense\r\n", None], TokenMeter())
+        read_over_http(lambda request: [HEAD, 50, b"zz\r\nnonsense\r\n", None], TokenMeter())
 
 
 def test_compressed_bytes_never_pass_for_tokens():

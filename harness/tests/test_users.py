@@ -200,7 +200,7 @@ def test_without_a_barrier_steps_stream_into_each_other(tmp_path):
 
 
 def test_slots_of_a_ramp_open_one_after_the_other(tmp_path):
-    result, _ = run(tmp_path, lambda r: [600.0, *honest(r)], SMALL | {"sessions": 3, "turns": 1}, ramp_us=600_000)
+    result, _ = run(tmp_path, lambda r: [600.0, *honest(r)], SMALL | {"sessions": 3, "turns": 1}, ramp_s=0.6)
     due = sorted(r["scheduled_us"] for r in result.rows)
     assert [b - a for a, b in pairwise(due)] == [pytest.approx(200_000, abs=30_000)] * 2
     assert all(r["sent_us"] >= r["scheduled_us"] for r in result.rows)
