@@ -6,6 +6,8 @@ their `sent_us` is null. So issued = ok + error + incomplete + cancelled holds o
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,8 @@ class RowFiles:
         name = f"locust-{pid or os.getpid()}"
         self.rows_path = folder / f"{name}.jsonl"
         self.events_path = folder / f"{name}.events.jsonl"
+        self.failure: str | None = None
+        """Why a line could not be written, once one could not; rows are missing from then on."""
         self._rows = self.rows_path.open("ab", buffering=0)
         self._events = self.events_path.open("ab", buffering=0)
         self.counts = dict.fromkeys(STATUSES, 0)
@@ -84,10 +88,18 @@ class RowFiles:
             self.unsent += 1
         else:
             self.counts[row.status] += 1
-        self._rows.write(msgspec.json.encode(row) + b"\n")
+        self._write(self._rows, msgspec.json.encode(row) + b"\n")
 
     def event(self, event: str, **fields: Any) -> None:
-        self._events.write(msgspec.json.encode({"event": event, **fields}) + b"\n")
+        self._write(self._events, msgspec.json.encode({"event": event, **fields}) + b"\n")
+
+    def _write(self, file: io.FileIO, line: bytes) -> None:
+        """A line that the disk does not take is a fact to act on, not an exception in the middle of a request."""
+        try:
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.failure = self.failure or f"{file.name}: {error.strerror}"
 
     def close(self) -> None:
         self._rows.close()

@@ -7,6 +7,7 @@ one row, whatever became of it, and every turn of a started session that was nev
 
 from __future__ import annotations
 
+import sys
 import time
 import urllib.request
 from collections import deque
@@ -167,6 +168,8 @@ class LoadRun:
     def _land(self, session: Session, turn: Turn, row: Row) -> None:
         del self._flying[row.request_id]
         self.files.row(row)
+        if self.files.failure and not self.stopping:
+            self._give_up()
         for listener in self.on_row:
             listener(row)
         if row.status != OK or turn.index + 1 == len(session.turns):
@@ -215,6 +218,17 @@ class LoadRun:
             self.schedule.stop("the run ended first")
         self._after_change()
         self._changed.set()
+
+    def _give_up(self) -> None:
+        """Rows are the measurement: without them there is nothing to go on for."""
+        self.stopping = True
+        print(
+            f"error: rows cannot be written ({self.files.failure}): make room or name another folder; it ends here",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.schedule.stop("its row could not be written")
+        gevent.spawn(self.cancel, "cancelled: rows could not be written any more")
 
     def cancel(self, why: str) -> None:
         """Breaks off what is in flight; every request of it gets its row."""
