@@ -91,6 +91,7 @@ def replica_command(
         "--mock-seed",
         str(seed),
     ]
+    command += scenario.faults.engine_flags(name)
     for option, value in msgspec.to_builtins(scenario.engine).items():
         flag = _ENGINE_FLAGS.get(option, "--" + option.replace("_", "-"))
         if isinstance(value, bool):
@@ -135,6 +136,7 @@ def router_command(
     ]
     for key, value in entry.options.items():
         command += ["--option", f"{key}={msgspec.json.encode(value).decode() if not isinstance(value, str) else value}"]
+    command += scenario.faults.router_flags()
     for replica in replicas:
         events = f",events={replica.kv_events}" if replica.kv_events else ""
         command += ["--replica", f"{replica.name}={replica.url}{events}"]

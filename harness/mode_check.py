@@ -16,6 +16,7 @@ def require_simulable(scenario: Scenario) -> None:
             "fleet.urls names engines that run outside, which virtual time cannot contain: "
             "remove urls, or use --mode live"
         )
+    scenario.faults.require_simulable()
     for entry in scenario.routers:
         if entry.foreign:
             raise UsageError(
@@ -25,7 +26,9 @@ def require_simulable(scenario: Scenario) -> None:
 
 
 def require_live(scenario: Scenario) -> None:
-    """Raises UsageError for a policy that cannot know live what it needs."""
+    """Raises UsageError for a policy that cannot know live what it needs, or a fault that nobody would commit."""
+    if scenario.faults and scenario.fleet.urls:
+        raise UsageError("faults happen to replicas and routers that routebench starts: remove fleet.urls or [faults]")
     for entry in scenario.routers:
         if entry.foreign:
             continue

@@ -20,6 +20,7 @@ import msgspec
 from harness.drive import Load, Stage, unaliased
 from harness.errors import UsageError, choose_from
 from harness.expect import Expectation
+from harness.faults import FaultTable, read_faults
 from harness.planned import check_together, planned, require_enough
 from harness.router_entry import RouterEntry
 from mock_engine import DEFAULT_BLOCK_SIZE, EngineConfig, MockEngineError, Preset, load_preset
@@ -60,6 +61,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fleet: Fleet = Fleet()
     engine: dict[str, Any] = {}
     load: Load = Load()
+    faults: dict[str, Any] = {}
     slo: dict[str, float] = {}
     expect: tuple[Expectation, ...] = ()
 
@@ -86,6 +88,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     slo: dict[str, float]
     expect: tuple[Expectation, ...] = ()
+    faults: FaultTable = FaultTable()
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -117,6 +120,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             "engine": {"preset": self.preset_ref, **msgspec.to_builtins(self.engine)},
             "workload": self.workload_table,
             "load": msgspec.to_builtins(self.load),
+            "faults": self.faults.to_table(),
             "slo": dict(self.slo),
             "expect": [
                 {key: value for key, value in msgspec.to_builtins(e).items() if value not in (None, [], ())}
@@ -197,6 +201,7 @@ def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
         load=file.load,
         slo=_slo(file.slo, where),
         expect=file.expect,
+        faults=_faults(file, where),
     )
     _check_together(scenario, where)
     return scenario
@@ -286,6 +291,13 @@ def _workload(table: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+
+def _faults(file: _File, where: str) -> FaultTable:
+    try:
+        return read_faults(file.faults, file.fleet.names)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _slo(slo: dict[str, float], where: str) -> dict[str, float]:

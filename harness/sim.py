@@ -17,31 +17,19 @@ from typing import Any
 
 from harness.arm import ROUTER_SEED_STREAM, Arm, ArmRows, row_order
 from harness.ceiling import ceiling_cached_tokens
+from harness.faults import EventTrouble
 from harness.planned import planned
 from harness.prompts import PromptBook
 from harness.schedule import Due, Schedule
 from harness.sim_caches import CacheView, SimOracle
+from harness.sim_order import ARRIVE, ENTER, KV, POLL, SAMPLE, TOKEN
 from harness.sim_request import SimRequest
 from harness.sim_signals import gauges, polls_us, router_event
 from harness.token_times import Jump
 from mock_engine import Engine, RequestError, Run, Step
 from mock_engine import KvEvent as EngineEvent
-from routers import Router, Signal, TurnView
+from routers import Router, Signal, TurnView, faulty_prompt
 from workloads import Session, Streams
-
-# What happens at one instant happens in this order.
-KV = 0
-"""Cache events first: an engine publishes a step's events before its tokens leave."""
-TOKEN = 1
-"""Then tokens and ends: whoever asks at this instant already sees them."""
-POLL = 2
-"""Then what a router reads of the engines' gauges."""
-ENTER = 3
-"""Then requests that reach an engine's queue: a step that starts at this instant has them."""
-ARRIVE = 4
-"""Then new turns, which are routed on everything above."""
-SAMPLE = 5
-"""Samples last: they show the instant as it was left."""
 
 SAMPLE_US = 500_000
 """Spacing of fleet samples, as `fleet.parquet` defines it."""
@@ -64,7 +52,12 @@ class Simulation:
         self._fixed_us = cost.request_fixed_us
         self._on_done = on_done
         policy = arm.router.build(random.Random(arm.seed_for(ROUTER_SEED_STREAM)), scenario.engine.block_size)
-        self._router = Router(policy, scenario.fleet.names)
+        self._router = Router(policy, scenario.fleet.names, faults=scenario.faults.router)
+        self._trouble = {
+            name: EventTrouble(scenario.faults.engine, Streams(arm.workload_seed)[f"faults.{name}"])
+            for name in scenario.fleet.names
+            if not scenario.faults.replicas or name in scenario.faults.replicas
+        }
         needs = policy.needs
         self._hears_events = Signal.KV_EVENTS in needs
         self._caches: dict[str, CacheView] = {}
@@ -197,8 +190,14 @@ class Simulation:
         if not events:
             return
         if self._hears_events:
-            heard = tuple(router_event(event) for event in events)
-            self._at(instant_us, KV, lambda: self._router.kv_events(name, heard, self._now))
+            trouble = self._trouble.get(name)
+            arrives, hole = trouble.take() if trouble else (True, False)
+            heard_us = instant_us + (trouble.delay_us if trouble else 0)
+            if hole:
+                self._at(heard_us, KV, lambda: self._router.event_gap(name, self._now))
+            if arrives:
+                heard = tuple(router_event(event) for event in events)
+                self._at(heard_us, KV, lambda: self._router.kv_events(name, heard, self._now))
         if self._caches:
             self._at(instant_us, KV, lambda: self._caches[name].observe(events))
 
@@ -251,7 +250,7 @@ class Simulation:
         view = TurnView(
             request_id=request_id,
             session_id=session.session_id,
-            prompt=prompt,
+            prompt=faulty_prompt(prompt, self._arm.scenario.faults.router),
             max_tokens=session.turns[turn].output[1],
         )
         decision = self._router.route(view, self._now)

@@ -30,7 +30,7 @@ def small(**tables: Any) -> Scenario:
         "load": {"concurrency": 6, "ramp_s": 0.1},
     }
     for key, value in tables.items():
-        base[key] = {**base[key], **value} if isinstance(value, dict) and key != "workload" else value
+        base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) and key != "workload" else value
     return check_scenario(base, "small")
 
 
