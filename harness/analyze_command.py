@@ -26,6 +26,7 @@ from workloads import (
 
 BAR = 40
 """Characters of a full bar."""
+TRACE_SUFFIXES = (".jsonl", ".json", ".csv")
 SLOTS = 16
 """Session slots of a workload that no scenario gives any."""
 
@@ -39,6 +40,8 @@ class Source:
     slots: int = SLOTS
     replicas: int = 8
     preset: str = DEFAULT_PRESET
+    preset_said: bool = False
+    """Whether a scenario names the preset and the fleet; otherwise they are assumptions."""
 
 
 def find_workload(what: str, *, trace_format: str | None = None) -> Source:
@@ -48,12 +51,16 @@ def find_workload(what: str, *, trace_format: str | None = None) -> Source:
             return Source(make_workload({"kind": "trace", "path": what, "format": trace_format or "auto"}))
         if what in WORKLOADS and what not in builtin_names():
             return Source(make_workload({"kind": what}))
+        if Path(what).suffix in TRACE_SUFFIXES:
+            raise UsageError(
+                f"{what}: no such file; give a trace file, a scenario or one of {', '.join(sorted(WORKLOADS))}"
+            )
         scenario = load_scenario(what)
         slots = scenario.load.concurrency or SLOTS
         workload = make_workload(scenario.workload)
     except WorkloadsError as error:
         raise UsageError(str(error)) from error
-    return Source(workload, scenario.seed, slots, len(scenario.fleet.names), scenario.preset_ref)
+    return Source(workload, scenario.seed, slots, len(scenario.fleet.names), scenario.preset_ref, True)
 
 
 def analyze_command(
@@ -95,7 +102,8 @@ def analyze_command(
         }
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
         return 0
-    estimated = "given" if prefill_fraction is not None else f"estimated with {preset.name}"
+    assumed = "" if preset_name or source.preset_said else ", assumed: name yours with --preset"
+    estimated = "given" if prefill_fraction is not None else f"estimated with {preset.name}{assumed}"
     say = Console(highlight=False)
     say.print(_figures(what, found, share, estimated, replicas))
     say.print(_curve(found))
@@ -132,7 +140,7 @@ def _figures(what: str, found: Analysis, share: float, estimated: str, replicas:
         ("prefill share of GPU time", f"{share:.1%} ({estimated}, nothing cached)"),
     ]  # fmt: skip
     for dilution in found.dilution:
-        mark = "  <- this fleet" if dilution.replicas == replicas else ""
+        mark = "  <- the fleet of the verdict (--replicas)" if dilution.replicas == replicas else ""
         rows.append((f"placed at random on {dilution.replicas}", f"{dilution.hit_rate:.1%}{mark}"))
     for name, value in rows:
         table.add_row(name, value)

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from harness.calibrate_command import add_calibrate
+from harness.environment import package_version
 from harness.errors import HarnessError, UsageError
 from harness.report_cli import add_commands
 from harness.scenario import builtin_names, load_scenario, scenario_text
@@ -53,6 +54,21 @@ SetOpt = Annotated[
 SeedOpt = Annotated[
     int | None, typer.Option(help="Seed of everything that happens by chance.", show_default="the scenario's")
 ]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"routebench {package_version('routebench') or '(from a checkout, not installed)'}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Which LLM router is better, by how much and why: mock vLLM replicas, real routers, Locust load, no GPU."""
 
 
 @app.command()
@@ -245,6 +261,8 @@ def run_cli(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if not _is_usage_error(error):
             raise
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+            return EXIT_USAGE
         print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
         return EXIT_USAGE
 

@@ -20,12 +20,13 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: package_version(name) for name in PACKAGES},
         "commit": _commit(),
     }
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """The installed version, or None for code that runs from a checkout without being installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

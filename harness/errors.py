@@ -4,6 +4,7 @@ HarnessError                 base; a command prints its message as one line and 
 ├── UsageError        (2)    a scenario, option or name that cannot work, found before anything starts
 ├── StartError        (2)    a process that did not come up, or a served one that went away
 ├── OutputError       (2)    results that could not be written; what was written before stays
+├── PolicyError       (2)    a policy that broke down while it decided or listened
 └── ProcessLost       (3)    a process that ended while it was needed; the data until then are kept
 """
 
@@ -25,6 +26,10 @@ class UsageError(HarnessError):
 
 class StartError(HarnessError):
     """A child process is not there; everything started before it has been stopped."""
+
+
+class PolicyError(HarnessError):
+    """A routing policy raised, or chose what it may not: its own code must change."""
 
 
 class OutputError(HarnessError):

@@ -265,9 +265,10 @@ def clock_section(found: Measured) -> str:
 
 
 def failure_section() -> str:
+    there = set(builtin_names())
     rows = [
-        [symptom, f"[{scenario}](#{scenario})" if scenario in builtin_names() else f"*{scenario}: not there yet*"]
-        for symptom, scenario in FAILURE_MODES.values()
+        [symptom, ", ".join(f"[{n}](#{n})" if n in there else f"*{n}: not there yet*" for n in names)]
+        for symptom, names in FAILURE_MODES.values()
     ]
     lacking = "\n".join(f"- `{name}`: {why}." for name, why in MISSING.items())
     return (

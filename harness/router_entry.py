@@ -61,6 +61,11 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return bool(self.peer or self.command or self.url)
 
     @property
+    def of_a_file(self) -> bool:
+        """A policy from a file of the user's."""
+        return not self.foreign and ".py:" in (self.policy or self.name)
+
+    @property
     def may_ask_for_ids(self) -> bool:
         """Whether a request may ask for the answer's token ids without being routed otherwise for it."""
         return self.peer is None or find_peer(self.peer.partition(":")[0]).may_ask_for_ids

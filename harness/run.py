@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rich.console import Console
 from harness.arm import Arm, ArmRows, arms_of
 from harness.census import census
 from harness.environment import environment
-from harness.errors import OutputError, UsageError
+from harness.errors import HarnessError, OutputError, PolicyError, UsageError
 from harness.expect import judge
 from harness.live import Interrupted, run_live_arm
 from harness.load_health import load_notes, slowest_rate
@@ -31,6 +32,7 @@ from harness.progress import Reporter, reporter
 from harness.scenario import Scenario
 from harness.sim import Simulation
 from reports import HealthFacts, RunResult, finish_run, mode_comparison, start_run, terminal_table
+from routers import RoutersError
 
 Mode = Literal["live", "sim"]
 EXIT_OK, EXIT_UNEXPECTED, EXIT_INVALID, EXIT_INTERRUPTED = 0, 1, 3, 130
@@ -150,9 +152,25 @@ def _run_arms(scenario: Scenario, mode: Mode, folder: Path, progress: Reporter) 
         progress.arm(number, len(arms), arm.router.name, total)
         if mode == "sim":
             progress.phase("simulating")
-            yield arm, Simulation(arm, on_done=progress.done).run()
+            yield arm, _simulate(arm, progress)
         else:
             yield arm, run_live_arm(arm, folder / "logs" / arm.label, on_phase=progress.phase, on_done=progress.done)
+
+
+def _simulate(arm: Arm, progress: Reporter) -> ArmRows:
+    """One arm in virtual time. Raises PolicyError, with the place, where a policy's own code gave up."""
+    try:
+        return Simulation(arm, on_done=progress.done).run()
+    except HarnessError:
+        raise
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        if not (arm.router.of_a_file or isinstance(error, RoutersError)):
+            raise
+        raise PolicyError(
+            f"router {arm.router.name!r}: {type(error).__name__}: {error} ({Path(place.filename).name}, line "
+            f"{place.lineno}): its policy's code must change"
+        ) from error
 
 
 def write_results(
@@ -172,6 +190,7 @@ def write_results(
         },
         replicas=scenario.fleet.names,
         facts=health_facts(scenario, header["mode"], done),
+        reports=bool(done),  # a run that did not start has nothing to show but its error
     )
 
 

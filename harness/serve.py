@@ -38,7 +38,7 @@ def serve_command(scenario: Scenario, *, port: int | None) -> int:
             f"router {entry.name!r} already runs at {entry.url}: serve starts routers of ours, name one "
             "with --router (see `routebench routers`)"
         )
-    say = Console(highlight=False)
+    say = Console(highlight=False, soft_wrap=True)  # addresses and commands are for pasting
     arm = Arm(scenario, entry, 0)
     before = signal.signal(signal.SIGTERM, _on_term)
     try:

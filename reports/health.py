@@ -62,6 +62,8 @@ def health(requests: pd.DataFrame, fleet: pd.DataFrame, facts: HealthFacts | Non
 @dataclass(frozen=True, slots=True)
 class _Arm:
     name: str
+    rows: int
+    """All of its requests, warm-up included."""
     steady: Rows
     fleet: pd.DataFrame
 
@@ -75,7 +77,9 @@ def _arms(requests: pd.DataFrame, fleet: pd.DataFrame) -> list[_Arm]:
             frame[((frame["router"] == router) & (frame["repeat"] == repeat)).to_numpy(dtype=bool)]
             for frame in (requests, fleet)
         )
-        arms.append(_Arm(f"{router}, repeat {repeat + 1}" if several else router, Rows(rows).steady, samples))
+        arms.append(
+            _Arm(f"{router}, repeat {repeat + 1}" if several else router, len(rows), Rows(rows).steady, samples)
+        )
     return arms
 
 
@@ -129,7 +133,13 @@ def _success(arms: Sequence[_Arm], invalid: list[str], degraded: list[str]) -> N
     for arm in arms:
         rows = arm.steady
         failed = int((rows.status("error") | rows.status("incomplete")).sum())
-        if len(rows) and not rows.ok.any():
+        if not len(rows):
+            if arm.rows:
+                invalid.append(
+                    f"{arm.name}: all {arm.rows:,} requests were warm-up, so nothing was measured: "
+                    "lower load.warmup_s or load.warmup_sessions, or add sessions"
+                )
+        elif not rows.ok.any():
             first = rows.frame["error"].dropna()
             why = f" (first: {str(first.iloc[0])[:120]})" if len(first) else ""
             invalid.append(

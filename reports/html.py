@@ -121,15 +121,19 @@ def comparison_rows(run: RunResult) -> Iterator[dict[str, Any]]:
 def _detail(address: str, found: Mapping[str, Any]) -> str:
     if not found.get("best"):
         return ""
-    text = (
-        f"{percent(found['gain'])} better than {found['runner_up']}"
-        if found.get("winner")
-        else f"{found['best']} or {found['runner_up']}"
-    )
+    if not found.get("winner"):
+        return f"{found['best']} or {found['runner_up']}"
+    text = f"{percent(found['gain'])} better than {found['runner_up']}"
     if found.get("interval") and address not in ("errors", "incomplete"):
-        low, high = (value_text(address, bound) for bound in found["interval"])
-        text += f"; difference {low} to {high} {unit(address)}"
+        least = min(abs(bound) for bound in found["interval"])
+        text += f"; by at least {value_text(address, least)} {points(address)}"
     return text
+
+
+def points(address: str) -> str:
+    """The unit of a difference: of two shares it is points, not percent."""
+    own = unit(address)
+    return "points" if own == "%" else own
 
 
 def _statistics(run: RunResult, name: str) -> list[tuple[str, list[str]]]:

@@ -177,8 +177,9 @@ def _gain(routers: Mapping[str, Metrics], call: Call) -> str:
     worse = lookup(routers[call.runner_up or ""], call.address)
     if call.interval is None or not worse:
         return text
-    low, high = sorted(abs(bound / worse) for bound in call.interval)
-    return f"{text}, {number(100 * low, 1)} to {percent(high)} at {100 * CONFIDENCE:.0f} % confidence"
+    # The far end of an interval of a difference may lie where no value can; the near end is what is claimed.
+    least = min(abs(bound / worse) for bound in call.interval)
+    return f"{text}, at least {percent(least)} at {100 * CONFIDENCE:.0f} % confidence"
 
 
 def _reason(routers: Mapping[str, Metrics], winner: str, other: str) -> str:

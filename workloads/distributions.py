@@ -215,6 +215,9 @@ def check_pause(name: str, value: Pause) -> None:
     """Refuses a pause that has no end or is always negative."""
     if isinstance(value, int | float) and not math.isfinite(value):
         raise ValueError(f"{name} = {value:g}: give a finite number of milliseconds")
+    lowest = value if isinstance(value, int | float) else value.lowest()
+    if -math.inf < lowest < 0:
+        raise ValueError(f"{name} goes down to {lowest:g}: a pause is 0 ms or more, so raise low (or set min = 0)")
     highest = value if isinstance(value, int | float) else value.highest()
     if not highest >= 0:
         raise ValueError(f"{name} = {highest:g}: a pause is 0 ms or more")

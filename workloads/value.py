@@ -52,8 +52,8 @@ def verdict(
     value = value_estimate(prefill_fraction, achievable, baseline, shared_fraction)
     worth_it = value >= WORTH_IT and prompt_tokens_median >= min_prefix_tokens
     text = (
-        f"{'Worth it' if worth_it else 'Not worth it'}: about {value:.1%} more capacity on {replicas} "
-        f"replica{'s' if replicas != 1 else ''} if prefill is {prefill_fraction:.0%} of the time. {sharing:.0%} of "
+        f"{'Worth it' if worth_it else 'Not worth it'}: about {value:.1%} of capacity on {replicas} "
+        f"replica{'s' if replicas != 1 else ''}, if prefill is {prefill_fraction:.0%} of the time. {sharing:.0%} of "
         f"requests begin with at least {min_prefix_tokens} tokens of a recent one; of all prompt tokens, random "
         f"placement finds {baseline * shared_fraction:.0%} in the cache and placement by prefix up to "
         f"{achievable * shared_fraction:.0%}."

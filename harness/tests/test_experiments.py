@@ -53,7 +53,7 @@ def test_an_experiment_loses_no_request(name):
 
 def test_every_row_of_the_failure_table_names_a_scenario():
     assert set(FAILURE_MODES) == SEED_ROWS
-    named = {scenario for _, scenario in FAILURE_MODES.values()}
+    named = {scenario for _, scenarios in FAILURE_MODES.values() for scenario in scenarios}
     assert named - set(builtin_names()) == set(MISSING), "a scenario came or went: bring MISSING up to date"
     assert named - set(MISSING) <= set(experiment_names()), "a scenario that shows a failure must expect to see it"
 
@@ -62,6 +62,27 @@ def test_without_the_clock_in_front_the_same_traffic_is_cached():
     clean = found("timestamp-prefix", "workload.timestamp_prefix=false")
     assert clean.figure("dynamo-kv", "hit_rate") > 0.7
     assert clean.figure("dynamo-kv", "ttft_ms.p50") < found("timestamp-prefix").figure("dynamo-kv", "ttft_ms.p50")
+
+
+def test_a_cut_body_costs_the_longest_conversations_their_hits_and_the_shortest_none():
+    def rate(found_in: Measured, low: int, high: int) -> float:
+        rows = [r for r in found_in.requests["dynamo-kv"] if r["turn"] and low < r["prompt_tokens"] <= high]
+        return sum(r["cached_tokens"] for r in rows) / sum(r["prompt_tokens"] for r in rows)
+
+    cut = found("long-body-truncation")
+    whole = found("long-body-truncation", "faults.router_body_truncate_bytes=100000000")
+    assert rate(cut, 4096, 10**6) < rate(whole, 4096, 10**6) - 0.1
+    assert abs(rate(cut, 0, 2048) - rate(whole, 0, 2048)) < 0.1
+
+
+def test_with_all_events_the_blind_router_sees():
+    sound, blind = found("event-loss", "faults.event_drop=0.0"), found("event-loss")
+    assert sound.figure("dynamo-kv", "phantom_hit_points") == 0
+    assert sound.figure("dynamo-kv", "hit_rate") > 1.4 * blind.figure("dynamo-kv", "hit_rate")
+
+
+def test_with_the_engines_template_blocks_match_again():
+    assert found("template-mismatch", "faults.router_template_mismatch=false").figure("dynamo-kv", "hit_rate") > 0.65
 
 
 def test_round_robin_puts_a_burst_on_every_replica_and_a_remembering_router_on_one():

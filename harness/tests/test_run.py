@@ -41,7 +41,8 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_hash_seed(tmp_path):
         sim(tmp_path / name, hash_seed=hash_seed)
     a, b = tmp_path / "a", tmp_path / "b"
     assert json.dumps(repeatable(a)) == json.dumps(repeatable(b))
-    assert (a / "report.md").read_bytes() == (b / "report.md").read_bytes()
+    for name in ("report.md", "report.html"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
     for name in ("requests.parquet", "fleet.parquet"):
         digests = {hashlib.sha256((folder / name).read_bytes()).hexdigest() for folder in (a, b)}
         assert len(digests) == 1, name
@@ -122,6 +123,42 @@ def test_a_dead_router_or_engine_of_the_users_is_a_start_failure(capsys, tmp_pat
     said = error(capsys, "run", str(scenario), "--out", str(tmp_path / "b"), "--quiet")
     assert dead in said
     assert json.loads((tmp_path / "b" / "run.json").read_text())["status"] == "partial"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return Decision('nowhere', 'x', 'x')", "not routable now"),
+        ("return 1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_policy_that_breaks_down_is_one_line_with_its_place(capsys, tmp_path, body, said):
+    policy = tmp_path / "broken.py"
+    policy.write_text(
+        "from routers import BasePolicy, Decision\n\n\nclass Broken(BasePolicy):\n"
+        f"    def choose(self, turn, fleet):\n        {body}\n"
+    )
+    found = error(
+        capsys,
+        "run",
+        "quickstart",
+        "--mode",
+        "sim",
+        "--router",
+        f"{policy}:Broken",
+        "--out",
+        str(tmp_path / "o"),
+        *SHORT,
+    )
+    assert said in found
+    assert ".py, line" in found
+    assert json.loads((tmp_path / "o" / "run.json").read_text())["status"] == "partial"
+
+
+def test_a_run_that_measured_nothing_is_invalid(capsys, tmp_path):
+    arguments = ["--set", "load.warmup_s=9999", "--out", str(tmp_path / "o"), *SHORT]
+    assert run_cli(["run", "quickstart", "--mode", "sim", *arguments]) == 3
+    assert "nothing was measured" in capsys.readouterr().out
 
 
 def test_a_taken_port_is_refused_before_anything_starts(capsys):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.distributions import Distribution, length_sampler, pause_sampler_us
+from workloads.distributions import Distribution, Uniform, check_pause, length_sampler, pause_sampler_us
 
 TABLES = [
     {"dist": "uniform", "low": 10, "high": 30},
@@ -74,3 +74,8 @@ def test_a_length_is_a_whole_number_of_at_least_the_floor():
 def test_a_pause_is_never_negative():
     sample = pause_sampler_us(distribution({"dist": "normal", "mean": 0, "sd": 4}), random.Random(0))
     assert min(sample() for _ in range(200)) == 0
+
+
+def test_a_pause_that_would_go_below_zero_is_refused():
+    with pytest.raises(ValueError, match="raise low"):
+        check_pause("think_time_ms", Uniform(low=-5, high=3))
