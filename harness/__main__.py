@@ -13,9 +13,13 @@ def main() -> None:
     if found:
         print(f"error: {found}", file=sys.stderr)
         raise SystemExit(2)
-    from harness.cli import run_cli
+    try:
+        from harness.cli import run_cli
 
-    raise SystemExit(run_cli())
+        code = run_cli()
+    except KeyboardInterrupt:  # before a command could take care of it itself
+        code = 130
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

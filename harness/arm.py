@@ -31,13 +31,19 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """A name for folders and logs that is unique within the run."""
-        safe = "".join(c if c.isalnum() or c in "-._" else "_" for c in self.router.name)
-        return f"{safe}.{self.repeat}"
+        """A name for folders and logs that is unique within the run, also where case does not count."""
+        own = _plain(self.router.name)
+        twins = [entry.name for entry in self.scenario.routers if _plain(entry.name).casefold() == own.casefold()]
+        number = f"~{twins.index(self.router.name) + 1}" if len(twins) > 1 else ""
+        return f"{own}{number}.{self.repeat}"
 
     def seed_for(self, stream: str) -> int:
         """A whole number below 2**31 for something that must be seeded from outside, such as a process."""
         return Streams(self.workload_seed)[stream].randrange(2**31)
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-._" else "_" for c in name)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,9 @@ from harness.scenario import builtin_names, load_scenario, scenario_text
 EXIT_USAGE = 2
 EXIT_INVALID = 3
 EXIT_INTERRUPTED = 130
+EXIT_FAULT = 70
+"""As sysexits.h calls a fault of the program itself."""
+TRACEBACK = "ROUTEBENCH_TRACEBACK"
 
 app = typer.Typer(
     name="routebench",
@@ -128,7 +132,7 @@ def check(scenario: ScenarioArg, router: RouterOpt = None, overrides: SetOpt = N
     counted = census(checked, checked.seed)
     room = (checked.engine.num_gpu_blocks - 1) * checked.engine.block_size * len(checked.fleet.names)
     arms = len(checked.routers) * checked.repeats
-    say = Console(highlight=False)
+    say = Console(highlight=False, markup=False)
     say.print(f"{checked.name}: ok. {checked.about}")
     say.print(
         f"  {arms} arms ({', '.join(r.name for r in checked.routers)}; {checked.repeats} repeats), "
@@ -176,7 +180,7 @@ def routers(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="E
     from harness.explain import explain_router, list_routers
 
     if name:
-        Console(highlight=False).print(explain_router(name))
+        Console(highlight=False, markup=False).print(explain_router(name))
     else:
         typer.echo(list_routers())
 
@@ -259,12 +263,19 @@ def run_cli(arguments: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except Exception as error:
-        if not _is_usage_error(error):
-            raise
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+        if _is_usage_error(error):
+            if type(error).__name__ != "NoArgsIsHelpError":  # then the help has been printed
+                print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
             return EXIT_USAGE
-        print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
-        return EXIT_USAGE
+        # 1 is a verdict of `run` and `gate`: a fault of ours must never look like one.
+        if os.environ.get(TRACEBACK):
+            raise
+        said = str(error) or "no message"
+        print(
+            f"error: a fault of routebench itself: {type(error).__name__}: {said}; set {TRACEBACK}=1 to see where",
+            file=sys.stderr,
+        )
+        return EXIT_FAULT
 
 
 def _is_usage_error(error: Exception) -> bool:

@@ -22,6 +22,7 @@ from harness.fleet import ReplicaAddress, clear_caches, start_replicas, start_ro
 from harness.load_plan import LoadPlan
 from harness.merge import merge_rows
 from harness.processes import PYTHON, Child, Children
+from harness.signals import Interruption
 
 POLL_S = 0.2
 DRAIN_S = 20.0
@@ -29,41 +30,35 @@ DRAIN_S = 20.0
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 
-class Interrupted(Exception):
-    """Ctrl-C during an arm; carries what was measured until then."""
+def run_live_arm(
+    arm: Arm,
+    folder: Path,
+    *,
+    interruption: Interruption,
+    on_phase: Callable[[str], None],
+    on_done: Callable[[int], None],
+) -> ArmRows:
+    """Runs one arm in `folder` and returns its rows, also what was measured before Ctrl-C or a lost process.
 
-    def __init__(self, arm: Arm, rows: ArmRows) -> None:
-        super().__init__("interrupted")
-        self.arm = arm
-        self.rows = rows
-
-
-def run_live_arm(arm: Arm, folder: Path, *, on_phase: Callable[[str], None], on_done: Callable[[int], None]) -> ArmRows:
-    """Runs one arm in `folder` and returns its rows.
-
-    Raises StartError if something did not come up and Interrupted on Ctrl-C; a process lost on the way is a fact
-    of the rows, not an exception.
+    Raises StartError if something did not come up.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     epoch_ns = time.monotonic_ns()
     facts: dict[str, Any] = {"lost": []}
-    interrupted = False
     with Children(folder) as children:
         try:
             _measure(arm, folder, children, epoch_ns, facts, on_phase, on_done)
         except ProcessLost as lost:
             facts["lost"].append(str(lost))
         except KeyboardInterrupt:
-            interrupted = True
-        on_phase("collecting")
-        _stop_load(children)
-        children.stop()
-        facts["cpu_s"] = children.cpu_s()
-    rows = merge_rows(arm, folder, facts)
-    if interrupted:
-        raise Interrupted(arm, rows)
-    return rows
+            on_phase("interrupted")
+        with interruption.calm():
+            on_phase("collecting")
+            _stop_load(children)
+            children.stop()
+            facts["cpu_s"] = children.cpu_s()
+            return merge_rows(arm, folder, facts)
 
 
 def _measure(

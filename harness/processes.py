@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import http.client
 import os
 import signal
 import socket
@@ -46,7 +47,7 @@ def _die_with_parent() -> Callable[[], None] | None:
     pr_set_pdeathsig = 1
 
     def ask_the_kernel() -> None:
-        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+        libc.prctl(pr_set_pdeathsig, signal.SIGKILL)  # a stopped child would keep SIGTERM waiting for ever
         if os.getppid() != parent:  # the parent died between fork and prctl
             os._exit(1)
 
@@ -196,8 +197,11 @@ def free_ports(count: int) -> list[int]:
 
 def get_json(url: str, timeout_s: float = 2.0) -> Any:
     """The JSON body of a GET, or {} where there is none. Raises OSError (urllib's errors are OSErrors)."""
-    with urllib.request.urlopen(url, timeout=timeout_s) as answer:
-        body = answer.read()
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as answer:
+            body = answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"what answers there does not speak HTTP ({type(error).__name__})") from error
     try:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:

@@ -6,16 +6,13 @@ measured survive whatever ends the run, and the reports are made from the rows a
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from rich.console import Console
@@ -25,11 +22,12 @@ from harness.census import census
 from harness.environment import environment
 from harness.errors import HarnessError, OutputError, PolicyError, UsageError
 from harness.expect import judge
-from harness.live import Interrupted, run_live_arm
+from harness.live import run_live_arm
 from harness.load_health import load_notes, slowest_rate
 from harness.mode_check import require_live, require_simulable
 from harness.progress import Reporter, reporter
 from harness.scenario import Scenario
+from harness.signals import Interruption
 from harness.sim import Simulation
 from reports import HealthFacts, RunResult, finish_run, mode_comparison, start_run, terminal_table
 from routers import RoutersError
@@ -112,39 +110,46 @@ def run_mode(scenario: Scenario, mode: Mode, folder: Path, *, quiet: bool = True
     start_run(folder, header)
     done: list[tuple[Arm, ArmRows]] = []
     lost: list[str] = []
-    interrupted = complete = False
-    try:
-        with _terminable(), reporter(Console(stderr=True), quiet=quiet) as progress:
-            try:
-                for arm, rows in _run_arms(scenario, mode, folder, progress):
+    complete = False
+    with Interruption() as interruption:
+        try:
+            with reporter(Console(stderr=True), quiet=quiet) as progress:
+                for arm, rows in _run_arms(scenario, mode, folder, progress, interruption):
                     done.append((arm, rows))
                     lost += rows.facts.get("lost", [])
-                    if lost:  # a comparison is as good as its worst arm: nothing after this could save it
+                    # a comparison is as good as its worst arm: nothing after a lost process could save it
+                    if lost or interruption.asked:
                         break
                 else:
                     complete = True
-            except Interrupted as stop:
-                done.append((stop.arm, stop.rows))
-                interrupted = True
-            except KeyboardInterrupt:
-                interrupted = True
-            progress.phase("writing reports")
-    finally:  # also after an error: what was measured until then is written before it goes on
-        header["wall_s"] = round(time.monotonic() - started, 3)
-        header["status"] = "complete" if complete else "partial"
-        if mode == "live":
-            header["environment"]["cpu_s"] = {arm.label: rows.facts["cpu_s"] for arm, rows in done}
-        try:
-            result = write_results(scenario, folder, header, done)
-        except OSError as error:
-            raise OutputError(
-                f"the results could not be written to {folder}: {error.strerror or error}; make room or name another "
-                f"folder with --out; what the processes wrote themselves is in {folder / 'logs'}"
-            ) from error
-    return Outcome(result, interrupted, lost)
+                progress.phase("writing reports")
+        except KeyboardInterrupt:
+            complete = False
+        finally:  # also after an error: what was measured until then is written before it goes on
+            with interruption.calm():
+                header["wall_s"] = round(time.monotonic() - started, 3)
+                header["status"] = "complete" if complete else "partial"
+                if mode == "live":
+                    header["environment"]["cpu_s"] = {arm.label: rows.facts["cpu_s"] for arm, rows in done}
+                result = _write(scenario, folder, header, done)
+        return Outcome(result, interruption.asked, lost)
 
 
-def _run_arms(scenario: Scenario, mode: Mode, folder: Path, progress: Reporter) -> Iterator[tuple[Arm, ArmRows]]:
+def _write(scenario: Scenario, folder: Path, header: dict[str, Any], done: list[tuple[Arm, ArmRows]]) -> RunResult:
+    """Writes the results. Raises OutputError where the disk does not take them."""
+    try:
+        return write_results(scenario, folder, header, done)
+    except OSError as error:
+        logs = f"; what the processes wrote themselves is in {folder / 'logs'}" if header["mode"] == "live" else ""
+        raise OutputError(
+            f"the results could not be written to {folder}: {error.strerror or error}; make room or name another "
+            f"folder with --out{logs}"
+        ) from error
+
+
+def _run_arms(
+    scenario: Scenario, mode: Mode, folder: Path, progress: Reporter, interruption: Interruption
+) -> Iterator[tuple[Arm, ArmRows]]:
     arms = arms_of(scenario)
     totals: dict[int, int] = {}
     for number, arm in enumerate(arms, 1):
@@ -154,7 +159,16 @@ def _run_arms(scenario: Scenario, mode: Mode, folder: Path, progress: Reporter) 
             progress.phase("simulating")
             yield arm, _simulate(arm, progress)
         else:
-            yield arm, run_live_arm(arm, folder / "logs" / arm.label, on_phase=progress.phase, on_done=progress.done)
+            yield (
+                arm,
+                run_live_arm(
+                    arm,
+                    folder / "logs" / arm.label,
+                    interruption=interruption,
+                    on_phase=progress.phase,
+                    on_done=progress.done,
+                ),
+            )
 
 
 def _simulate(arm: Arm, progress: Reporter) -> ArmRows:
@@ -163,7 +177,7 @@ def _simulate(arm: Arm, progress: Reporter) -> ArmRows:
         return Simulation(arm, on_done=progress.done).run()
     except HarnessError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         if not (arm.router.of_a_file or isinstance(error, RoutersError)):
             raise
@@ -238,27 +252,14 @@ def prepare_folder(out: Path | None, name: str, now: datetime) -> Path:
         while out.exists():
             n += 1
             out = base.with_name(f"{base.name}-{n}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(
-            f"--out {out} is not an empty folder, and a run never writes over another: "
-            "name a new folder or remove this one"
-        )
     try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(
+                f"--out {out} is not an empty folder, and a run never writes over another: "
+                "name a new folder or remove this one"
+            )
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {out} cannot be made: {error.strerror}; name a folder you may write to") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--out {str(out)[:80]!r} cannot be made: {why}; name a folder you may write to") from error
     return out
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: in order, keeping what was measured."""
-
-    def as_interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, as_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

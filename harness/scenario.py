@@ -29,6 +29,10 @@ from workloads import Streams, WorkloadsError, WorkloadTable, make_workload, res
 BUILTIN = resources.files("harness") / "scenarios"
 
 
+REPLICAS_MAX = 4096
+"""Far beyond any fleet that somebody compared; a typing error is found before it takes the memory."""
+
+
 class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which engines the routers under test see."""
 
@@ -38,6 +42,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Engines that already run, used instead of starting mocks; live only."""
 
     def __post_init__(self) -> None:
+        if self.replicas > REPLICAS_MAX:
+            raise ValueError(f"replicas = {self.replicas}: at most {REPLICAS_MAX} can be simulated")
         if self.replicas < 1:
             raise ValueError(f"replicas = {self.replicas}: a fleet needs at least 1 replica")
         for url in self.urls:
@@ -47,6 +53,9 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"r{i}" for i in range(len(self.urls) or self.replicas))
+
+
+SCENARIO_NAME = re.compile(r"[^\W_][\w .+-]{0,79}")
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +75,11 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     expect: tuple[Expectation, ...] = ()
 
     def __post_init__(self) -> None:
+        if not SCENARIO_NAME.fullmatch(self.name):
+            raise ValueError(
+                f"name = {self.name[:80]!r}: it names folders, so use up to 80 letters, digits, spaces and . _ + -, "
+                "beginning with a letter or digit"
+            )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: give a whole number from 0 to {2**31 - 1}")
         if self.repeats < 1:
@@ -146,8 +160,8 @@ def scenario_text(name_or_path: str) -> tuple[str, str]:
     path = Path(name_or_path)
     try:
         return path.read_text("utf-8"), str(path)
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text, or its name is none"
         raise UsageError(
             f"cannot read the scenario {path}: {why}; `routebench scenarios` lists the built-in ones"
         ) from error
@@ -168,7 +182,7 @@ def load_scenario(
     text, where = scenario_text(name_or_path)
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
     for override in overrides:
         _apply_override(table, override)
@@ -185,7 +199,10 @@ def load_scenario(
 def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
     """Checks a scenario table as a whole. Raises UsageError."""
     file = _convert(table, where)
-    entries = tuple(r if isinstance(r, RouterEntry) else RouterEntry(name=r) for r in _routers(file, where))
+    try:
+        entries = tuple(r if isinstance(r, RouterEntry) else RouterEntry(name=r) for r in _routers(file, where))
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from error
     engine, preset, preset_ref = _engine(file.engine, where)
     scenario = Scenario(
         name=file.name,
@@ -320,6 +337,11 @@ def _check_together(scenario: Scenario, where: str) -> None:
         require_enough(scenario.load, started, Streams(scenario.seed))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
+    except (WorkloadsError, ArithmeticError, MemoryError) as error:
+        why = str(error) or type(error).__name__
+        raise UsageError(
+            f"{where}: the workload cannot be drawn: {why}; look for a number out of all proportion"
+        ) from error
     if longest > scenario.engine.max_model_len:
         raise UsageError(
             f"{where}: the longest session grows to {longest} tokens and engine.max_model_len is "
@@ -350,11 +372,11 @@ def _check_together(scenario: Scenario, where: str) -> None:
 def _apply_override(table: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     key = key.strip()
-    if not equals or not key:
-        raise UsageError(f"--set {override!r}: write key=value, such as --set load.concurrency=8")
+    if not equals or not all(key.split(".")) or "\n" in override:
+        raise UsageError(f"--set {override!r}: write key=value on one line, such as --set load.concurrency=8")
     try:
         parsed = tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         parsed = value
     place = table
     *parents, last = key.split(".")

@@ -23,6 +23,10 @@ LAG_SHARE_DEGRADED = 0.10  # of the TTFT median
 LATENESS_MS_DEGRADED = 5.0
 ACHIEVED_SHARE_MIN = 0.95
 ERROR_SHARE_DEGRADED = 0.01
+ERROR_SHARE_INVALID = 0.10
+"""From here on the answers that came say little of those that did not: survivors flatter."""
+STANDSTILL_MS_INVALID = 2_000.0
+"""A step this late is no busy machine: something stood still, was suspended, or the disk held a process up."""
 # A fleet sample holds the p99 of half a second. The run's p99 is taken as the p90 over samples: a sample's p99 over few
 # steps is nearly its maximum, so their p99 would be the p99.99 of the steps.
 LATENESS_PERCENTILE = 90
@@ -54,7 +58,7 @@ def health(requests: pd.DataFrame, fleet: pd.DataFrame, facts: HealthFacts | Non
     arms = _arms(requests, fleet)
     _success(arms, invalid, degraded)
     _lag(arms, invalid, degraded)
-    _lateness(arms, degraded)
+    _lateness(arms, invalid, degraded)
     verdict: Verdict = "invalid" if invalid else "degraded" if degraded else "ok"
     return {"verdict": verdict, "reasons": invalid + degraded}
 
@@ -145,6 +149,11 @@ def _success(arms: Sequence[_Arm], invalid: list[str], degraded: list[str]) -> N
             invalid.append(
                 f"{arm.name}: none of {len(rows):,} requests succeeded{why}: see logs/ of the router and the replicas"
             )
+        elif failed > ERROR_SHARE_INVALID * len(rows):
+            invalid.append(
+                f"{arm.name}: {failed:,} of {len(rows):,} requests failed (bound {ERROR_SHARE_INVALID:.0%}), and the "
+                "others alone flatter it: look at error_class in requests.parquet and at logs/"
+            )
         elif failed > ERROR_SHARE_DEGRADED * len(rows):
             failing.append(f"{arm.name} {failed:,} of {len(rows):,}")
     if failing:
@@ -183,10 +192,16 @@ def _lag(arms: Sequence[_Arm], invalid: list[str], degraded: list[str]) -> None:
         )
 
 
-def _lateness(arms: Sequence[_Arm], degraded: list[str]) -> None:
+def _lateness(arms: Sequence[_Arm], invalid: list[str], degraded: list[str]) -> None:
     late = []
     for arm in arms:
         known = arm.fleet["late_us_p99"].dropna().to_numpy(dtype=np.float64)
+        if len(known) and (worst_ms := float(known.max()) / 1_000) > STANDSTILL_MS_INVALID:
+            invalid.append(
+                f"{arm.name}: a replica stood still for {number(worst_ms / 1_000, 1)} s: the machine was suspended or "
+                "stopped it; run it again"
+            )
+            continue
         if len(known) and (late_ms := _rank(known, LATENESS_PERCENTILE) / 1_000) > LATENESS_MS_DEGRADED:
             late.append((late_ms, arm.name))
     if late:

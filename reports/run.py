@@ -126,9 +126,9 @@ def finish_run(
         health=health(rows, samples, facts),
         **values,
     ).with_rows(rows, samples, verdict(rows, samples, pooled, each, slo))
-    write_run(run)
     if reports:
         render_reports(run)
+    write_run(run)  # last: whatever stops this before leaves a run that does not call itself complete
     return run
 
 

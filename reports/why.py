@@ -128,7 +128,8 @@ def sentences(routers: Mapping[str, Metrics], calls: Mapping[str, Call]) -> list
         return ["Only one router ran: there is nothing to compare."]
     outcomes = ROLLOUT_OUTCOMES if has_rollouts(routers) else OUTCOMES
     judged = [calls[address] for address in outcomes if address in calls and calls[address].best is not None]
-    if not judged and any(call.basis == EQUAL for call in calls.values()):
+    answered = [name for name, metrics in routers.items() if metrics["requests_per_s"]]
+    if len(answered) >= 2 and not judged and any(call.basis == EQUAL for call in calls.values()):
         return ["The routers did the same: every figure that counts is equal."]
     if not judged:
         return ["Fewer than two routers have figures: there is nothing to compare."]
@@ -248,6 +249,8 @@ def _warm(metrics: Metrics) -> str | None:
     rate, ceiling = metrics["hit_rate"], metrics["hit_rate_ceiling"]
     if rate is None or ceiling is None or rate <= ceiling + 0.001:
         return None
+    if metrics["errors"] or metrics["incomplete"]:
+        return None  # the ceiling is that of the answers that came; what the others left behind can be hit too
     return (
         f"warm start: {percent(rate)} of prompt tokens hit, more than the {percent(ceiling)} that a cold cache "
         "of any size could give"

@@ -4,6 +4,7 @@ one."""
 import math
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,8 @@ from harness.experiments import (
     sweep_rows,
 )
 from harness.scenario import builtin_names, load_scenario
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 SEED_ROWS = {
     "herding",
@@ -56,6 +59,14 @@ def test_every_row_of_the_failure_table_names_a_scenario():
     named = {scenario for _, scenarios in FAILURE_MODES.values() for scenario in scenarios}
     assert named - set(builtin_names()) == set(MISSING), "a scenario came or went: bring MISSING up to date"
     assert named - set(MISSING) <= set(experiment_names()), "a scenario that shows a failure must expect to see it"
+
+
+def test_the_page_has_a_section_and_a_picture_of_every_experiment():
+    page = (DOCS / "experiments.md").read_text("utf-8")
+    for name in experiment_names():
+        assert f"\n## {name}\n" in page, f"{name}: make the page again with python -m harness.experiments_page"
+        assert (DOCS / "experiments" / f"{name}.svg").exists()
+    assert "**not as expected**" not in page
 
 
 def test_without_the_clock_in_front_the_same_traffic_is_cached():

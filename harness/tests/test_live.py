@@ -177,6 +177,21 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_nothing_running(tmp_path):
     assert ours(out) == []
 
 
+@pytest.mark.parametrize("again", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_impatient_second_signal_loses_nothing(tmp_path, again):
+    out = tmp_path / "out"
+    run = start(tmp_path, out, sessions=400, output=60)
+    wait_for_rows(out)
+    run.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    run.send_signal(again)
+    said, _ = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 130, said
+    written = sum(p.read_bytes().count(b"\n") for p in out.glob("logs/*/locust-*.jsonl") if "events" not in p.name)
+    assert len(read_run(out).requests) == written > 0
+    assert ours(out) == []
+
+
 def test_a_replica_that_dies_is_named_and_makes_the_run_invalid(tmp_path):
     out = tmp_path / "out"
     run = start(tmp_path, out, sessions=400, output=60)

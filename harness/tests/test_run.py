@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,40 @@ def test_what_virtual_time_cannot_contain_is_refused(capsys, tmp_path):
     )
     assert "--mode live" in error(capsys, "run", str(scenario), "--mode", "sim", "--out", str(tmp_path / "o"))
     assert not (tmp_path / "o").exists()
+
+
+def test_what_answers_without_speaking_http_is_a_start_failure(capsys, tmp_path):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+
+        def garble() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(1000)
+                    client.sendall(b"so what?\r\n\r\n")
+
+        threading.Thread(target=garble, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        scenario = tmp_path / "mine.toml"
+        scenario.write_text(
+            f'name = "mine"\nrouters = ["random"]\n[workload]\nkind = "multi-turn"\n[fleet]\nurls = ["{url}"]\n'
+        )
+        said = error(capsys, "run", str(scenario), "--out", str(tmp_path / "o"), "--quiet")
+        server.shutdown(socket.SHUT_RDWR)
+    assert "does not speak HTTP" in said
+
+
+def test_a_fault_of_ours_never_looks_like_a_verdict(capsys, monkeypatch):
+    def broken(*_: object, **__: object) -> int:
+        raise KeyError("gone")
+
+    monkeypatch.setattr("harness.run.run_command", broken)
+    assert "a fault of routebench itself: KeyError" in error(capsys, "run", "quickstart", code=70)
 
 
 def test_what_a_live_router_cannot_know_is_refused(capsys, tmp_path):

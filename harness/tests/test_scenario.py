@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.arm import arms_of
 from harness.errors import UsageError
 from harness.scenario import builtin_names, check_scenario, load_scenario
 
@@ -149,3 +150,34 @@ def test_a_command_template_is_one_way_and_options_are_for_policies_of_ours():
     assert "command and url" in refused({**GOOD, "routers": [{"name": "x", "command": ["a"], "url": "http://a"}]})
     assert "use args" in refused({**GOOD, "routers": [{"name": "x", "command": ["a"], "options": {"b": 1}}]})
     assert "use options" in refused({**GOOD, "routers": [{"name": "random", "args": ["--b"]}]})
+
+
+def test_labels_of_arms_differ_even_where_names_only_differ_in_what_a_folder_cannot_hold():
+    routers = [
+        {"name": "a/b", "policy": "random"},
+        {"name": "a_b", "policy": "random"},
+        {"name": "A_B", "policy": "random"},
+    ]
+    labels = [arm.label.casefold() for arm in arms_of(check_scenario({**GOOD, "routers": routers}, "f"))]
+    assert len(set(labels)) == 3
+    assert [arm.label for arm in arms_of(check_scenario(GOOD, "f"))] == ["round-robin.0"]
+
+
+@pytest.mark.parametrize("name", ["", "../up", "/abs", "a\0b", "x" * 300, ".hidden"])
+def test_a_name_that_cannot_name_a_folder_is_refused(name):
+    assert "names folders" in refused({**GOOD, "name": name})
+
+
+@pytest.mark.parametrize("router", ["", "a b", ":P", "x'"])
+def test_a_router_name_that_cannot_be_one_is_refused(router):
+    refused({**GOOD, "routers": [router]})
+
+
+def test_numbers_out_of_all_proportion_are_refused_in_one_line():
+    workload = {"kind": "multi-turn", "sessions": 2, "turns": 1}
+    assert "at most" in refused({**GOOD, "fleet": {"replicas": 10**9}})
+    refused({**GOOD, "workload": {**workload, "output_tokens": {"dist": "exponential", "mean": 1e308}}})
+    with pytest.raises(UsageError, match="one line"):
+        load_scenario("quickstart", overrides=["load..concurrency=1"])
+    with pytest.raises(UsageError):
+        load_scenario("quickstart", overrides=["seed=" + "[" * 3000])

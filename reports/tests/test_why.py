@@ -95,9 +95,15 @@ def test_one_router_has_nothing_to_beat():
 
 def test_routers_that_did_the_same_are_said_to_be_equal():
     calls = {"ttft_ms.p99": Call("ttft_ms.p99", None, None, ("a", "b"), basis="equal")}
-    assert sentences({"a": arm(), "b": arm()}, calls) == [
+    assert sentences({"a": {**arm(), "requests_per_s": 1.0}, "b": {**arm(), "requests_per_s": 1.0}}, calls) == [
         "The routers did the same: every figure that counts is equal."
     ]
+
+
+def test_routers_that_answered_nothing_are_not_called_equal():
+    calls = {"errors": Call("errors", None, None, ("a", "b"), basis="equal")}
+    (said,) = sentences({"a": {**arm(), "requests_per_s": None}, "b": {**arm(), "requests_per_s": None}}, calls)
+    assert "nothing to compare" in said
 
 
 def test_rollouts_put_the_rollout_first():
