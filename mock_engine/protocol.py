@@ -54,7 +54,7 @@ def read_json(raw: bytes, content_type: str) -> Any:
         return None
     try:
         return _decode_json(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # the standard library reads a little more (NaN, lone surrogates) and words the error we must give
     try:
         return json.loads(raw)

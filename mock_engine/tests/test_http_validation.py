@@ -210,3 +210,8 @@ def test_defaults_of_a_completion() -> None:
     assert chosen(max_tokens=None).max_tokens == 16
     assert chosen(stop="a").stop == ("a",)
     assert chosen(seed=-1).seed is None
+
+
+def test_json_nested_beyond_reason_is_the_clients_fault() -> None:
+    deep = b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    assert refused(read_json, deep, "application/json").status == 400
