@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.planned import planned
 from harness.scenario import Scenario
-from workloads import Streams
+from workloads import Streams, prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def census(scenario: Scenario, seed: int) -> Census:
         sessions += 1
         context = 0
         for turn in session.turns:
-            context += sum(tokens for _, tokens in turn.input)
+            context = (0 if turn.restart else context) + prompt_tokens(turn.input)
             prompts += context + (turn.front[1] if turn.front else 0)
             context += turn.output[1]
             outputs += turn.output[1]

@@ -120,6 +120,8 @@ class Conversation:
     def body(self, turn: Turn) -> bytes:
         """The request of a turn, whose input from now on is part of the history."""
         self._front = turn.front
+        if turn.restart:  # what was said before is dropped: the input is the whole prompt
+            self._history.clear()
         for position, span in enumerate(turn.input):
             system = turn.index == 0 and position == 0 and len(turn.input) > 1
             self._history.append(("system" if system else "user", span))

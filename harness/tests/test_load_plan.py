@@ -222,3 +222,13 @@ def test_text_in_front_comes_first_and_leaves_with_its_request(api):
         assert text.startswith(span_text(turn.front[0], 0, 1))
         assert span_text(other.front[0], 0, 1) not in text
         conversation.answered(turn, answer(conversation, turn, ours(turn), api))
+
+
+def test_a_turn_that_starts_over_carries_nothing_of_what_was_said_before():
+    turns = (Turn(0, ((1, 20),), (2, 5)), Turn(1, ((3, 30),), (4, 5), restart=True), Turn(2, ((5, 7),), (6, 5)))
+    session = Session("s", turns)
+    conversation = Conversation(plan(), session)
+    for turn in turns:
+        body = msgspec.json.decode(conversation.body(turn))
+        assert body["prompt"] == prompt_token_ids(session.prompt(turn.index)).tolist()
+        conversation.answered(turn, answer(conversation, turn, ours(turn)))
