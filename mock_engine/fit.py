@@ -38,6 +38,8 @@ SPREAD = 0.5  # of the fixed time of a request, in the first descent
 REQUESTS_MIN = 40  # served for one measured mean
 STALLED = 0.97  # of the squared error: a round that saves less is the last one
 _SETTLED = 1e-4  # largest relative change of a coefficient that ends the serving rounds
+ROUNDING = 1e-18
+"""Sum of squared relative errors that is nothing but floating point."""
 _THRESHOLDS_MAX = 64  # tried at once; then the neighbourhood of the best
 _NULL = 1e-7  # a direction that moves the predictions less than this, relative to the strongest one, is not seen
 _INVOLVED = 0.1  # share of such a direction from which on a coefficient is named
@@ -148,12 +150,17 @@ class _Steps:
     def best_threshold(self) -> float:
         every = [*np.unique(self.tokens).tolist(), math.inf]
         stride = -(-len(every) // _THRESHOLDS_MAX)
-        loss, best = min(self.attempt(threshold) for threshold in every[::stride])
+        tried = [self.attempt(threshold) for threshold in every[::stride]]
         if stride > 1:
-            at = int(np.searchsorted(every, best))
-            near = every[max(0, at - stride) : at + stride]
-            loss, best = min((loss, best), *(self.attempt(threshold) for threshold in near))
-        return best
+            at = int(np.searchsorted(every, _simplest(tried)))
+            tried += [self.attempt(threshold) for threshold in every[max(0, at - stride) : at + stride]]
+        return _simplest(tried)
+
+
+def _simplest(tried: Sequence[tuple[float, float]]) -> float:
+    """The smallest threshold among the best: solutions that differ by rounding alone must not be chosen by it."""
+    least = min(loss for loss, _ in tried)
+    return min(threshold for loss, threshold in tried if loss <= least * (1 + 1e-6) + ROUNDING)
 
 
 def fit_served(
