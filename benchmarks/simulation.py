@@ -1,6 +1,9 @@
 """Requests per second of the simulation on quickstart-like traffic, jumping against stepping.
 
-    python benchmarks/simulation.py [--sessions 400] [--concurrency 64] [--replicas 8]
+    python benchmarks/simulation.py [--sessions 400] [--concurrency 64] [--replicas 8] [--output-tokens N]
+
+Quickstart's answers are short, so that prompts and blocks are what costs; a jump pays with long answers, which
+`--output-tokens 1024` shows.
 
 Both columns do the same work and must give the same rows; this is checked.
 """
@@ -30,6 +33,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=400)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--output-tokens", type=int, help="length of every answer (default: the scenario's)")
     args = parser.parse_args()
     scenario = load_scenario(
         "quickstart",
@@ -37,6 +41,7 @@ def main() -> None:
             f"workload.sessions={args.sessions}",
             f"load.concurrency={args.concurrency}",
             f"fleet.replicas={args.replicas}",
+            *([f"workload.output_tokens={args.output_tokens}"] if args.output_tokens else []),
         ],
     )
     print(f"{args.sessions} sessions, {args.concurrency} slots, {args.replicas} replicas, {scenario.preset.name}")
