@@ -238,11 +238,10 @@ def _uneven(metrics: Metrics) -> str | None:
 
 def _preempted(metrics: Metrics) -> str | None:
     count = metrics["preemptions"]
-    return (
-        f"preempted: the engines ran out of blocks {count:,} times, so part of the work was done twice"
-        if count
-        else None
-    )
+    if not count:
+        return None
+    often = "once" if count == 1 else f"{count:,} times"
+    return f"preempted: the engines ran out of blocks {often}, so part of the work was done twice"
 
 
 def _warm(metrics: Metrics) -> str | None:
