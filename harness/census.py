@@ -19,13 +19,11 @@ class Census:
     output_tokens: int
     longest_context: int
     """Tokens of the longest session at its end."""
-    think_s: float
-    """Think time of all sessions together."""
 
 
 def census(scenario: Scenario, seed: int) -> Census:
     """Walks the workload once; spans are never expanded."""
-    sessions = requests = prompts = outputs = longest = think_us = 0
+    sessions = requests = prompts = outputs = longest = 0
     for _, session, _ in planned(scenario.make_workload(), scenario.load, Streams(seed)):
         sessions += 1
         context = 0
@@ -34,7 +32,6 @@ def census(scenario: Scenario, seed: int) -> Census:
             prompts += context + (turn.front[1] if turn.front else 0)
             context += turn.output[1]
             outputs += turn.output[1]
-            think_us += turn.think_us
         requests += len(session.turns)
         longest = max(longest, session.total_tokens)
-    return Census(sessions, requests, prompts, outputs, longest, think_us / 1e6)
+    return Census(sessions, requests, prompts, outputs, longest)

@@ -131,12 +131,13 @@ class Child:
         return "\n".join(lines[-TAIL_LINES:])
 
     def why_ended(self) -> str:
-        """One line: exit code and the last thing it printed."""
+        """One line: how it ended and, if it could still say so, the last thing it printed."""
+        code = self.exit_code
+        if code is not None and code < 0:  # whatever it printed before has nothing to do with the signal
+            return f"{self.name} was ended by signal {-code} (log: {self.log})"
         lines = [line.strip() for line in self.tail().splitlines() if line.strip()]
         said = f": {lines[-1]}" if lines else ""
-        code = self.exit_code
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        return f"{self.name} {how}{said} (log: {self.log})"
+        return f"{self.name} ended with exit code {code}{said} (log: {self.log})"
 
 
 class Children:
