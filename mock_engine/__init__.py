@@ -3,7 +3,7 @@
 from mock_engine.config import DEFAULT_BLOCK_SIZE, HASH_ALGORITHMS, EngineConfig
 from mock_engine.cost_model import Batch, StepCost
 from mock_engine.engine import Engine
-from mock_engine.errors import ConfigError, EngineError, MockEngineError, RequestError
+from mock_engine.errors import ConfigError, EngineError, MockEngineError, RequestError, StuckError
 from mock_engine.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from mock_engine.faults import FaultPlan, Faults, parse_faults
 from mock_engine.generate import FIRST_TOKEN_ID, TOKEN_RANGE, generated_token_ids, token_range
@@ -42,6 +42,7 @@ __all__ = [
     "Snapshot",
     "Step",
     "StepCost",
+    "StuckError",
     "TokenSequence",
     "encode_batch",
     "generated_token_ids",

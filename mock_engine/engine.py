@@ -5,6 +5,7 @@ through every step, `run_until` for a simulation, which jumps over identical dec
 events and counters. Steps follow each other without a gap in whole picoseconds, rounding up only where they are shown.
 """
 
+from collections.abc import Callable
 from random import Random
 
 import msgspec
@@ -17,17 +18,28 @@ from mock_engine.events import BlockHash
 from mock_engine.request import Request
 from mock_engine.results import Admission, Finish, Run, Snapshot, Step
 from mock_engine.scheduler import Outcome, Plan, RequestState, Scheduler
+from mock_engine.watchdog import Watchdog
 
 
 class Engine:
-    """`rng` is drawn from only if the cost has jitter. `jumping=False` makes every step a full one, for comparison."""
+    """`rng` is drawn from only if the cost has jitter. `jumping=False` makes every step a full one, for comparison.
+    Steps that get no request any further end in a StuckError."""
 
-    def __init__(self, config: EngineConfig, *, cost: StepCost, rng: Random, jumping: bool = True) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        cost: StepCost,
+        rng: Random,
+        jumping: bool = True,
+        make_scheduler: Callable[[EngineConfig], Scheduler] = Scheduler,
+    ) -> None:
         self.config = config
         self.cost = cost
         self._rng = rng
         self._jumping = jumping
-        self._scheduler = Scheduler(config)
+        self._scheduler = make_scheduler(config)
+        self._watchdog = Watchdog()
         self._alive: dict[str, RequestState] = {}
         self._stretch: DecodeStretch | None = None
         self._new_head = False  # the head of the queue has not been tried yet
@@ -59,6 +71,7 @@ class Engine:
         scheduler = self._scheduler
         if not self._alive:
             self._ready_ps = max(self._ready_ps, now_us * PS_PER_US)
+            self._watchdog.progressed()
         if scheduler.by_priority or not scheduler.waiting:
             self._settle()
             self._new_head = True
@@ -187,6 +200,7 @@ class Engine:
         if not stretch.left:
             return None
         self._stretch = stretch
+        self._watchdog.progressed()  # every step of a stretch gives tokens
         return stretch
 
     def _settle(self) -> None:
@@ -210,6 +224,10 @@ class Engine:
         starts_ps, ends_ps = self._advance_clock(duration_ps)
         outcome = scheduler.commit(plan)
         self._count(plan, outcome)
+        if outcome.outputs:
+            self._watchdog.progressed()
+        else:
+            self._watchdog.watch(plan, duration_ps, scheduler)
         return Step(
             index=index,
             starts_us=ceil_us(starts_ps),

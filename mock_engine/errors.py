@@ -3,6 +3,7 @@
 MockEngineError
 ├── ConfigError     (ValueError)  an engine option or a preset that cannot work; says what to change
 ├── EngineError     (RuntimeError) the caller broke the engine's contract, for example let time run backwards
+├── StuckError      (RuntimeError) steps went by, and no request got any further
 └── RequestError    a request that the engine refuses, in the words of the HTTP contract
 """
 
@@ -17,6 +18,10 @@ class ConfigError(MockEngineError, ValueError):
 
 class EngineError(MockEngineError, RuntimeError):
     """A call that no correct driver makes."""
+
+
+class StuckError(MockEngineError, RuntimeError):
+    """An engine that runs and gets nowhere; says which requests wait for how many blocks."""
 
 
 class RequestError(MockEngineError):

@@ -137,10 +137,11 @@ class RunSequence:
     """A prompt of runs, each starting at its own token 0, answered by the tokens of `output_run`.
 
     `memo` may be an earlier sequence, of any prompt: block keys are taken over as far as both agree token by token,
-    so the next turn of a session only hashes what is new.
+    so the next turn of a session only hashes what is new. A salt starts the chain of keys elsewhere and is the first
+    block's extra key, as on the wire; contents are what they are without it.
     """
 
-    __slots__ = ("_bounds", "_contents", "_cursor", "_ids", "_keys", "block_size", "prompt_tokens")
+    __slots__ = ("_bounds", "_contents", "_cursor", "_ids", "_keys", "block_size", "cache_salt", "prompt_tokens")
 
     def __init__(
         self,
@@ -149,8 +150,10 @@ class RunSequence:
         memo: "RunSequence | None" = None,
         *,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        cache_salt: str | None = None,
     ) -> None:
         self.block_size = block_size
+        self.cache_salt = cache_salt
         self._ids: list[int] = []  # run ids, the answer's last
         self._bounds: list[int] = [0]  # run i covers tokens _bounds[i] .. _bounds[i + 1] - 1; the last one is endless
         for run_id, tokens in runs:
@@ -159,7 +162,8 @@ class RunSequence:
                 self._bounds.append(self._bounds[-1] + tokens)
         self._ids.append(output_run)
         self.prompt_tokens = self._bounds[-1]
-        shared = 0 if memo is None or memo.block_size != block_size else self._common_tokens(memo) // block_size
+        alike = memo is not None and (memo.block_size, memo.cache_salt) == (block_size, cache_salt)
+        shared = self._common_tokens(memo) // block_size if memo is not None and alike else 0
         self._contents: list[int] = [] if memo is None else memo._contents[:shared]
         self._keys: list[int] = [] if memo is None else memo._keys[:shared]
         self._cursor = 0  # run that holds the first token not hashed yet, or one before it
@@ -179,7 +183,7 @@ class RunSequence:
     def _extend(self, blocks: int) -> None:
         size, ids, bounds, last = self.block_size, self._ids, self._bounds, len(self._ids) - 1
         contents, keys = self._contents, self._keys
-        key = keys[-1] if keys else _ROOT_KEY
+        key = keys[-1] if keys else self._root_key()
         cursor = self._cursor
         position = len(keys) * size
         pack_slice, pack_pair = _SLICE.pack, _PAIR.pack
@@ -206,6 +210,9 @@ class RunSequence:
             keys.append(key)
         self._cursor = cursor
 
+    def _root_key(self) -> int:
+        return _ROOT_KEY if self.cache_salt is None else xxh3_64_intdigest(self.cache_salt.encode())
+
     def block_keys(self, count: int) -> list[int]:
         if count > len(self._keys):
             self._extend(max(count, self.prompt_tokens // self.block_size))
@@ -229,6 +236,7 @@ class RunSequence:
             parent_block_hash=self._keys[first - 1] if first else None,
             token_ids=None,
             block_size=self.block_size,
+            extra_keys=None if first or self.cache_salt is None else ((self.cache_salt,), *[None] * (stop - 1)),
             session_id=session_id,
             contents=tuple(islice(self._contents, first, stop)),
         )

@@ -20,8 +20,8 @@ class RequestState:
     """A request inside the engine. `known` tokens are prompt and answer so far, `computed` of them have their KV."""
 
     __slots__ = (
-        "blocks", "cached_blocks", "computed", "known", "known_max", "order", "preemptions", "prefilled", "prompt",
-        "request", "request_id", "sequence", "stop_scan",
+        "blocks", "cached_blocks", "computed", "furthest", "known", "known_max", "order", "preemptions", "prefilled",
+        "prompt", "request", "request_id", "sequence", "stop_scan",
     )  # fmt: skip
 
     def __init__(self, request: Request, known_max: int, order: int) -> None:
@@ -33,6 +33,7 @@ class RequestState:
         self.known_max = known_max  # ends with this many tokens
         self.order = order  # of submission
         self.computed = 0
+        self.furthest = 0  # the watchdog's mark: tokens computed, however often they had to be computed again
         self.blocks: list[Block] = []
         self.cached_blocks = 0  # leading blocks whose content is in the prefix cache
         self.prefilled = False

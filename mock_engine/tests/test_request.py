@@ -88,6 +88,20 @@ def test_salt_and_adapter_separate_tenants() -> None:
     assert len(keys) == 9
 
 
+def test_a_symbolic_salt_separates_tenants_and_is_told_with_the_first_block() -> None:
+    def keys(salt: str | None, memo: RunSequence | None = None) -> list[int]:
+        return RunSequence(((1, 64), (2, 40)), 3, memo, block_size=16, cache_salt=salt).block_keys(6)[:6]
+
+    plain = RunSequence(((1, 64), (2, 40)), 3, block_size=16)
+    salted = RunSequence(((1, 64), (2, 40)), 3, block_size=16, cache_salt="a")
+    assert not set(plain.block_keys(6)) & set(keys("a"))
+    assert not set(keys("a")) & set(keys("b"))
+    assert keys("a") == keys("a", plain) == keys("a", salted), "a memo with another salt is no use"
+    assert salted.block_contents() == plain.block_contents()
+    assert salted.stored(0, 3, None).extra_keys == (("a",), None, None)
+    assert salted.stored(1, 3, None).extra_keys is plain.stored(0, 3, None).extra_keys is None
+
+
 def test_a_stored_event_tells_adapter_salt_session_and_parent() -> None:
     lora = Lora("ad1", "/adapters/ad1", 4)
     sequence = TokenSequence(list(range(48)), hasher=BlockHasher(), output=0, cache_salt="s9", lora=lora)
