@@ -68,6 +68,8 @@ class Piece:
     prompt_ids: Sequence[int] | None = None
     logprobs: Any = None
     reasoning: str | None = None  # of a chat; while it is told there is no text
+    silent: bool = False  # neither text nor reasoning, not even an empty one
+    prompt_logprobs: Any = None
 
 
 class Bodies:
@@ -80,15 +82,15 @@ class Bodies:
         self._head = {"id": response_id, "object": kind, "created": created, "model": model}
         self._fingerprint = fingerprint
 
-    def first_event(self, piece: Piece, prompt_text: str | None, used: dict[str, Any] | None) -> bytes:
-        """What leaves together with a choice's first token, before it."""
+    def first_events(self, piece: Piece, prompt_text: str | None, used: dict[str, Any] | None) -> bytes:
+        """What leaves for a choice together with the first token of any, before it."""
         raise NotImplementedError
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
 
     def whole(self, choices: list[dict[str, Any]], used: dict[str, Any], **rest: Any) -> bytes:
-        """`rest` may hold metrics, prompt_ids and prompt_text."""
+        """`rest` may hold metrics, prompt_ids, prompt_text and prompt_logprobs."""
         raise NotImplementedError
 
     def running_usage(self, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
@@ -113,8 +115,9 @@ class Bodies:
             chunk["system_fingerprint"] = self._fingerprint
         return event({**chunk, "kv_transfer_params": None})
 
-    def usage_chunk(self, used: dict[str, Any]) -> bytes:
-        return event({**self._head, "choices": [], "usage": used, "system_fingerprint": self._fingerprint})
+    def usage_chunk(self, used: dict[str, Any], metrics: dict[str, Any] | None = None) -> bytes:
+        chunk = {**self._head, "choices": [], "usage": used, "system_fingerprint": self._fingerprint}
+        return event(chunk if metrics is None else {**chunk, "metrics": metrics})
 
 
 class CompletionBodies(Bodies):
@@ -123,7 +126,7 @@ class CompletionBodies(Bodies):
     def __init__(self, response_id: str, created: int, model: str, fingerprint: str) -> None:
         super().__init__(response_id, created, model, fingerprint, "text_completion")
 
-    def first_event(self, piece: Piece, prompt_text: str | None, used: dict[str, Any] | None) -> bytes:
+    def first_events(self, piece: Piece, prompt_text: str | None, used: dict[str, Any] | None) -> bytes:
         return b""  # the prompt's ids ride in the first chunk of text
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
@@ -152,7 +155,7 @@ class CompletionBodies(Bodies):
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
             "token_ids": piece.token_ids,
-            "prompt_logprobs": None,
+            "prompt_logprobs": piece.prompt_logprobs,
             "prompt_token_ids": piece.prompt_ids,
             "routed_experts": None,
             "weight_versions": None,
@@ -176,22 +179,37 @@ class CompletionBodies(Bodies):
 class ChatBodies(Bodies):
     prefix = "chatcmpl-"
 
-    def __init__(self, response_id: str, created: int, model: str, fingerprint: str, role: str = "assistant") -> None:
+    def __init__(
+        self,
+        response_id: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        role: str = "assistant",
+        continued: str = "",
+    ) -> None:
+        """`continued` is the message that the answer goes on with, if it is to be told again."""
         super().__init__(response_id, created, model, fingerprint, "chat.completion.chunk")
         self._role = role
+        self._continued = continued
 
-    def first_event(self, piece: Piece, prompt_text: str | None, used: dict[str, Any] | None) -> bytes:
-        delta = {"role": self._role, "content": ""}
-        choice = {"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
-        if used is not None:
-            chunk["usage"] = used
-        return event({**chunk, "prompt_token_ids": piece.prompt_ids, "prompt_text": prompt_text})
+    def first_events(self, piece: Piece, prompt_text: str | None, used: dict[str, Any] | None) -> bytes:
+        role = self._bare_chunk(piece.index, {"role": self._role, "content": ""}, used)
+        first = event({**role, "prompt_token_ids": piece.prompt_ids, "prompt_text": prompt_text})
+        if not self._continued:
+            return first
+        return first + event(self._bare_chunk(piece.index, {"content": self._continued}, used))
+
+    def _bare_chunk(self, index: int, delta: dict[str, Any], used: dict[str, Any] | None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        chunk = {**self._head, "choices": [choice]}
+        return chunk if used is None else {**chunk, "usage": used}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
+        delta = {"content": piece.text} if piece.reasoning is None else {"reasoning": piece.reasoning}
         choice: dict[str, Any] = {
             "index": piece.index,
-            "delta": {"content": piece.text} if piece.reasoning is None else {"reasoning": piece.reasoning},
+            "delta": {} if piece.silent else delta,
             "logprobs": piece.logprobs,
             "finish_reason": piece.finish_reason,
         }
@@ -206,9 +224,10 @@ class ChatBodies(Bodies):
         return event(body)
 
     def choice(self, piece: Piece) -> dict[str, Any]:
+        nothing = piece.silent or (piece.reasoning is not None and not piece.text)
         message = {
             "role": self._role,
-            "content": None if piece.reasoning is not None and not piece.text else piece.text,
+            "content": None if nothing and not self._continued else self._continued + piece.text,
             "refusal": None,
             "annotations": None,
             "audio": None,
@@ -235,7 +254,7 @@ class ChatBodies(Bodies):
                 "service_tier": None,
                 "system_fingerprint": self._fingerprint,
                 "usage": used,
-                "prompt_logprobs": None,
+                "prompt_logprobs": rest.get("prompt_logprobs"),
                 "prompt_token_ids": rest.get("prompt_ids"),
                 "prompt_text": rest.get("prompt_text"),
                 "kv_transfer_params": None,

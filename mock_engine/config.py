@@ -14,6 +14,8 @@ from mock_engine.errors import ConfigError
 HASH_ALGORITHMS = ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 DEFAULT_BLOCK_SIZE = 16
+TOKENS_MAX = 2**31 - 1  # or requests
+BLOCKS_MAX = 10_000_000  # a thousand times what a large GPU holds
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,10 +37,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} schedules nothing: give at least 1")
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) > TOKENS_MAX:
+                raise ConfigError(f"{name}={getattr(self, name)} is beyond all use: give at most {TOKENS_MAX}")
         if self.num_gpu_blocks < 2:
             raise ConfigError(
                 f"num_gpu_blocks={self.num_gpu_blocks} leaves no block for a request, because one is the null block: "
                 "give at least 2"
+            )
+        if self.num_gpu_blocks > BLOCKS_MAX:
+            raise ConfigError(
+                f"num_gpu_blocks={self.num_gpu_blocks} is more than this machine could keep account of: give at most "
+                f"{BLOCKS_MAX}"
             )
         if self.max_model_len < 2:
             raise ConfigError(

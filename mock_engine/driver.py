@@ -8,6 +8,7 @@ at the end of each step and does all of its work, so a token costs a few functio
 from __future__ import annotations
 
 import asyncio
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from mock_engine.bodies import error_body
 from mock_engine.clock import Clock
 from mock_engine.engine import Engine
+from mock_engine.errors import RequestError, StuckError
 from mock_engine.events import AllBlocksCleared, KvEvent
 from mock_engine.metrics import EngineMetrics, Finished
 from mock_engine.prefix_report import ResidentPrefixes
@@ -24,6 +26,7 @@ from mock_engine.streams import Choice
 LATENESS_KEPT = 4096  # steps
 
 Publish = Callable[[Sequence[KvEvent]], None]
+Room = Callable[[Callable[[], None]], bool]  # whether a batch may be published now; if not, calls back when it may
 Ended = Callable[[Choice, str], None]  # (choice, how: stop | length | abort | error)
 
 
@@ -38,6 +41,7 @@ class Driver:
         publish: Publish,
         ended: Ended,
         clear_event: str = "next-step",
+        room: Room | None = None,
     ) -> None:
         self.engine = engine
         self.metrics = metrics
@@ -45,12 +49,14 @@ class Driver:
         self._publish = publish
         self._ended = ended
         self._clear_event = clear_event
+        self._room = room
         self._loop = asyncio.get_running_loop()
         self._choices: dict[str, Choice] = {}
         self._step: Step | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._frozen = False
-        self.dead = False  # a step failed; nothing runs any more
+        self._held_up = False  # a step has ended whose events have no room yet
+        self.death: str | None = None  # why a step failed; nothing runs any more
         self._idle_until_us = 0  # an idle engine's next step starts no earlier
         self.late_us: deque[int] = deque(maxlen=LATENESS_KEPT)
         self.bin_late_us: list[int] = []  # since the last fleet sample
@@ -72,7 +78,9 @@ class Driver:
 
     def submit(self, choice: Choice, at_us: int) -> None:
         """Puts a request into the engine's queue at the instant when its fixed cost has passed. Raises RequestError if
-        the engine refuses it."""
+        the engine refuses it or is dead."""
+        if self.death is not None:
+            raise RequestError(500, self.death, "InternalServerError")
         at_us = max(at_us, self.engine.ready_us if self._step is None else self._step.starts_us)
         self.engine.submit(choice.request, at_us)
         self._choices[choice.request_id] = choice
@@ -112,8 +120,9 @@ class Driver:
         self._frozen = True
 
     def thaw(self) -> None:
+        if self.death is not None:
+            return  # only a restart helps
         self._frozen = False
-        self.dead = False
         self._idle_until_us = max(self._idle_until_us, self._clock.now_us())
         self._loop.call_soon(self._begin_if_idle)
 
@@ -160,29 +169,42 @@ class Driver:
 
     def _die(self, error: Exception) -> None:
         """A step failed: clients must not wait for ever on a replica that looks healthy."""
-        traceback.print_exception(error)
-        self.dead = self._frozen = True
-        message = f"EngineCore encountered an issue: {error!r}. See the replica's stderr for the root cause."
+        if isinstance(error, StuckError):
+            print(f"the engine is stuck: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+        self._frozen = True
+        self.death = f"EngineCore encountered an issue: {error!r}. See the replica's stderr for the root cause."
         for choice in self.choices:
-            choice.reply.fail(error_body(message, "InternalServerError", None, 500))
+            choice.reply.fail(error_body(self.death, "InternalServerError", None, 500))
             self._ended(choice, "error")
         self._choices.clear()
 
     def _end_step(self) -> None:
-        step, self._step, self._timer = self._step, None, None
+        """Everything a step yields, at its end: or as soon as there is room for its events, which is then its end."""
+        step = self._step
         assert step is not None
+        self._timer = None
+        if step.kv_events and self._room is not None and not self._room(self._end):
+            self._held_up = True
+            return
+        ends_us = step.ends_us
+        if self._held_up:
+            self._held_up = False
+            ends_us = max(ends_us, self._clock.now_us())
+        self._step = None
         if step.kv_events:
             self.prefixes.observe(step.kv_events)
             self._send_events(step.kv_events)
         if step.admitted or step.preempted:
             self._note_queue(step)
         self.metrics.step(len(step.running), step.waiting, 1 - step.free_blocks / self._usable_blocks)
-        self._deliver(step)
-        late_us = max(0, self._clock.now_us() - step.ends_us)
+        self._deliver(step, ends_us)
+        late_us = max(0, self._clock.now_us() - ends_us)
         self.late_us.append(late_us)
         self.bin_late_us.append(late_us)
-        self.bin_step_us.append(step.ends_us - step.starts_us)
-        self._begin(step.ends_us)
+        self.bin_step_us.append(ends_us - step.starts_us)
+        self._begin(ends_us)
         if self._step is None:
             self._refresh_if_idle()
 
@@ -208,14 +230,16 @@ class Driver:
             self._note_preemption(request_id)
 
     def _note_preemption(self, request_id: str) -> None:
-        self.metrics.counters["num_preemptions"] += 1
+        """The counter learns of it with the request's next token, as in vLLM: of one that is aborted before, never."""
         if request_id in self._choices:
-            self._choices[request_id].preemptions += 1
+            choice = self._choices[request_id]
+            choice.preemptions += 1
+            choice.preemptions_uncounted += 1
 
-    def _deliver(self, step: Step) -> None:
+    def _deliver(self, step: Step, ends_us: int) -> None:
         if not step.outputs:
             return
-        choices, ends_us = self._choices, step.ends_us
+        choices = self._choices
         final = dict(step.finished) if step.finished else {}
         gaps: dict[int, int] = {}
         iteration_tokens = len(step.outputs)
@@ -232,6 +256,9 @@ class Driver:
                 gap_us = ends_us - choice.last_us
                 gaps[gap_us] = gaps.get(gap_us, 0) + 1
             choice.last_us = ends_us
+            if choice.preemptions_uncounted:
+                self.metrics.counters["num_preemptions"] += choice.preemptions_uncounted
+                choice.preemptions_uncounted = 0
             reason = final.get(request_id)
             if choice.token(reason):
                 self.engine.abort(request_id, self._clock.now_us())

@@ -17,6 +17,7 @@ from mock_engine.errors import ConfigError
 from mock_engine.events import BlockHash, BlockStored, KvEvent
 
 HTTP_STATUSES = (500, 503, 429)
+WHOLE_MAX = 2**31 - 1  # requests, tokens or milliseconds
 HASH_BITS = 64  # of an integer block hash
 
 
@@ -51,6 +52,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ConfigError(f"{name}={value} is no share: give a number from 0 to 1")
             if name not in SHARES and value < 0:
                 raise ConfigError(f"{name}={value} is negative: give 0 or more")
+            if name not in SHARES and value > WHOLE_MAX:
+                raise ConfigError(f"{name}={value} is beyond all use: give at most {WHOLE_MAX}")
         shares = self.http_500 + self.http_503 + self.http_429
         if shares > 1:
             raise ConfigError(f"http_500, http_503 and http_429 add up to {shares:g}: give at most 1 together")

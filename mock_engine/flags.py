@@ -7,6 +7,7 @@ one line that says what to change; only `main` turns it into an exit code.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -23,7 +24,8 @@ LIMITS = (
     "limits: Steps are scheduled in lockstep, as with --no-async-scheduling. vLLM's default is asynchronous "
     "scheduling, where an arrival can wait one step more and a stop string or id wastes one token slot; what else it "
     "changes is not known well enough to be imitated, so --async-scheduling is accepted and says so. There is one "
-    "full-attention KV group; no multimodal input, speculative decoding, tool calls or KV connectors."
+    "full-attention KV group; no multimodal input, speculative decoding, beam search, tool calls, repetition detection "
+    "or KV connectors."
 )
 ASYNC_NOTE = (
     "note: --async-scheduling is accepted, but this replica schedules in lockstep: of vLLM's asynchronous scheduling "
@@ -100,7 +102,7 @@ def _server_flags(parser: argparse.ArgumentParser) -> None:
         "--enable-per-request-metrics": "send timings in answers",
         "--enable-request-id-headers": "send X-Request-Id back",
         "--enable-server-load-tracking": "count in-flight requests in /load",
-        "--enable-scale-out": "open the render routes",
+        "--enable-scale-out": "open the render routes and /inference/v1/generate",
         "--enable-tokenizer-info-endpoint": "open /tokenizer_info",
         "--enable-lora": "accept LoRA adapters",
     }
@@ -131,13 +133,13 @@ def _server_flags(parser: argparse.ArgumentParser) -> None:
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     """A whole number, or one with vLLM's suffixes: 8k is 8000, 8K is 8192."""
     scale = _SUFFIXES.get(text[-1:])
     if scale is None:
         return int(text)
     number = float(text[:-1]) * scale
-    if not number.is_integer():
+    if not math.isfinite(number) or not number.is_integer():
         raise ValueError(text)
     return int(number)
 
@@ -154,7 +156,7 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     }
     for name, text in counts.items():
         flag = f"--{name.replace('_', '-')}"
-        group.add_argument(flag, type=_count, metavar="N", help=f"{text} (default: {getattr(defaults, name)})")
+        group.add_argument(flag, type=count, metavar="N", help=f"{text} (default: {getattr(defaults, name)})")
     group.add_argument(
         "--num-gpu-blocks-override",
         type=int,
@@ -163,7 +165,7 @@ def _engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--kv-cache-memory-bytes",
-        type=_count,
+        type=count,
         metavar="N",
         help="memory for KV blocks instead, counted in the preset's bytes per token",
     )
@@ -355,9 +357,14 @@ def parse_flags(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> tup
     if block_size < 1:
         raise ConfigError(f"--block-size {block_size}: give at least 1")
     blocks = preset.blocks_of(block_size)
-    if given["kv_cache_memory_bytes"] is not None:
-        blocks = given["kv_cache_memory_bytes"] // (preset.kv_bytes_per_token * block_size)
-    engine["num_gpu_blocks"] = options.num_gpu_blocks_override or max(2, blocks)
+    memory = given["kv_cache_memory_bytes"]
+    if memory is not None:
+        blocks = memory // (preset.kv_bytes_per_token * block_size)
+        if blocks < 2:
+            least = 2 * preset.kv_bytes_per_token * block_size
+            raise ConfigError(f"--kv-cache-memory-bytes {memory} holds no two blocks of {preset.name}: give {least}")
+    override = options.num_gpu_blocks_override
+    engine["num_gpu_blocks"] = max(2, blocks) if override is None else override
     config = EngineConfig(**engine)
     batched = min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
     return options, msgspec.structs.replace(

@@ -16,23 +16,28 @@ from uuid import uuid4
 from aiohttp import HttpVersion11, web
 
 from mock_engine.bodies import Bodies, ChatBodies, CompletionBodies, error_body
-from mock_engine.chat import ChatTemplate
+from mock_engine.chat import ChatTemplate, text_of
 from mock_engine.driver import Driver
 from mock_engine.errors import ConfigError, RequestError
 from mock_engine.hashing import Lora
 from mock_engine.logprobs import Logprobs
-from mock_engine.prompts import answer_tokens, chat_prompt, check_ids, completion_prompts
-from mock_engine.protocol import Sampling, bad_request, clean, parse_chat, parse_completion, read_json, sampling
+from mock_engine.prompts import answer_tokens, chat_prompt, check_ids, completion_prompts, token_prompt
+from mock_engine.protocol import bad_request, clean, parse_chat, parse_completion, parse_generate, read_json
 from mock_engine.replica import Replica
+from mock_engine.reply import Prompt, Reply
 from mock_engine.request import Request, TokenSequence
 from mock_engine.request_keys import RECEIVED_US
-from mock_engine.streams import Choice, Prompt, Reply
+from mock_engine.sampling import Sampling, check_logprobs, sampling
+from mock_engine.streams import Choice
+from mock_engine.token_bodies import TokenBodies
 
 SEED_BITS = 63
 
+Kind = type[CompletionBodies] | type[ChatBodies] | type[TokenBodies]
+
 
 class Generation:
-    """Handlers of /v1/completions and /v1/chat/completions for one replica."""
+    """Handlers of the routes that generate, for one replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -45,18 +50,25 @@ class Generation:
         fields = parse_chat(await self.read(request))
         return await self._answer(request, fields, ChatBodies)
 
+    async def tokens(self, request: web.Request) -> web.StreamResponse:
+        fields = parse_generate(await self.read(request))
+        n, seqs = fields["n"], self._replica.config.max_num_seqs
+        if n > seqs:
+            raise bad_request(f"sampling_params.n must be at most the server's max_num_seqs ({seqs}), got {n}.")
+        return await self._answer(request, fields, TokenBodies)
+
     @staticmethod
     async def read(request: web.Request) -> Any:
         return read_json(await request.read(), request.headers.get("Content-Type", ""))
 
-    def prepare(
-        self, fields: Mapping[str, Any], kind: type[CompletionBodies] | type[ChatBodies]
-    ) -> tuple[str, Lora | None, list[Prompt], list[Sampling]]:
+    def prepare(self, fields: Mapping[str, Any], kind: Kind) -> tuple[str, Lora | None, list[Prompt], list[Sampling]]:
         """(model name for the answer, adapter, prompts, their sampling), or the error; the same for /render."""
         replica, length = self._replica, self._replica.config.max_model_len
         model, lora = replica.models.resolve(fields["model"])
         if kind is ChatBodies:
             prompts = [chat_prompt(fields, replica.tokenizer, self.template_for(fields), length)]
+        elif kind is TokenBodies:
+            prompts = [token_prompt(fields)]
         else:
             if fields["suffix"] is not None:
                 raise bad_request("suffix is not currently supported")
@@ -79,9 +91,7 @@ class Generation:
         except ConfigError as error:
             raise bad_request(str(error)) from error
 
-    async def _answer(
-        self, request: web.Request, fields: dict[str, Any], kind: type[CompletionBodies] | type[ChatBodies]
-    ) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, fields: dict[str, Any], kind: Kind) -> web.StreamResponse:
         replica = self._replica
         client_id = clean(request.headers.get("X-Request-Id", ""))
         response_id = f"{kind.prefix}{client_id or clean(fields['request_id'] or '') or uuid4().hex[:16]}"
@@ -90,43 +100,41 @@ class Generation:
         try:
             model, lora, prompts, chosen = self.prepare(fields, kind)
             prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
-            driver = replica.rank_for(_rank(request))
+            if replica.death is not None:
+                raise RequestError(500, replica.death, "InternalServerError")
             replica.check_queue(prompt_tokens)
             stream = bool(fields["stream"])
-            late = self._late_error(prompts)
+            rank = _rank(request)
+            late = self._late_error(prompts, chosen, rank)
             if late is not None and not stream:
                 raise late
-            if replica.paused in ("abort", "wait"):
-                paused = RequestError(
-                    503, "The server is paused. Resume it to serve requests.", "ServiceUnavailableError"
-                )
-                if not stream:
-                    raise paused
-                late = paused
         except RequestError:
             replica.log.rejected(client_id or response_id, response_id, received_us, prompt_tokens)
             raise
-        bodies = kind(response_id, int(time.time()), model, replica.fingerprint)
-        if isinstance(bodies, ChatBodies) and not fields["add_generation_prompt"]:
-            bodies = ChatBodies(
-                response_id, int(time.time()), model, replica.fingerprint, fields["messages"][-1]["role"]
-            )
+        bodies = _bodies(kind, fields, (response_id, int(time.time()), model, replica.fingerprint))
         reply = self._reply(bodies, prompts, fields, stream, client_id)
         replica.in_flight += 1
         try:
             if late is not None:
                 return await self._failed_stream(request, reply, late, kind)
             choices = self._choices(reply, prompts, chosen, fields, request, lora)
-            return await self._generate(request, reply, choices, driver, received_us, stream)
+            return await self._generate(request, reply, choices, replica.rank_for(rank), received_us, stream)
         finally:
             replica.in_flight -= 1
 
-    def _late_error(self, prompts: list[Prompt]) -> RequestError | None:
+    def _late_error(self, prompts: list[Prompt], chosen: list[Sampling], rank: int | None) -> RequestError | None:
+        """What only the engine finds wrong, in its order."""
+        replica = self._replica
+        vocab_size = replica.tokenizer.vocab_size
         try:
-            for prompt in prompts:
-                check_ids(prompt, self._replica.tokenizer.vocab_size)
+            for prompt, how in zip(prompts, chosen, strict=True):
+                check_logprobs(how, vocab_size)
+                replica.rank_for(rank)
+                check_ids(prompt, vocab_size, replica.config.max_model_len)
         except RequestError as error:
             return error
+        if replica.paused in ("abort", "wait"):
+            return RequestError(503, "The server is paused. Resume it to serve requests.", "ServiceUnavailableError")
         return None
 
     def _reply(
@@ -134,8 +142,8 @@ class Generation:
     ) -> Reply:
         options = self._replica.options
         wanted = fields["stream_options"] or {}
-        forced = options.enable_force_include_usage
-        is_chat = isinstance(bodies, ChatBodies)
+        is_chat, is_tokens = isinstance(bodies, ChatBodies), isinstance(bodies, TokenBodies)
+        forced = options.enable_force_include_usage and not is_tokens
         caching = self._replica.config.enable_prefix_caching
         return Reply(
             bodies,
@@ -143,17 +151,19 @@ class Generation:
             stream=stream,
             echo=bool(fields["echo"]) and not is_chat,
             echo_only=fields["max_tokens"] == 0,
-            return_token_ids=bool(fields["return_token_ids"]),
+            return_token_ids=is_tokens or bool(fields["return_token_ids"]),
             include_usage=stream and (forced or bool(wanted.get("include_usage"))),
             continuous_usage=forced or bool(wanted.get("continuous_usage_stats")),
             show_details=options.enable_prompt_tokens_details,
             created_blocks_of=self._replica.config.block_size if is_chat and caching else None,
             stream_interval=max(options.stream_interval, fields["stream_interval"] or 1),
             prompt_text=prompts[0].text if fields["return_prompt_text"] else None,
-            logprobs=_logprobs(fields, is_chat),
+            logprobs=_logprobs(fields, bodies),
             client_id=client_id,
             first_chunk_tokens=options.first_chunk_tokens,
             reasoning_tokens=options.reasoning_tokens if is_chat else 0,
+            hide_reasoning=is_chat and not fields["include_reasoning"],
+            tell_metrics=options.enable_per_request_metrics,
         )
 
     def _choices(
@@ -194,7 +204,7 @@ class Generation:
                     stop_token_ids=frozenset(stop_ids),
                     min_tokens=how.min_tokens,
                     session_id=None if session_id is None else clean(str(session_id)),
-                    skip_cache_read=fields["prompt_logprobs"] is not None,
+                    skip_cache_read=how.prompt_logprobs is not None,
                     report_full=xargs.get("kv_cache_report_mode") == "full",
                 )
                 made.append(Choice(reply, prompt, engine_request, sequence, how, tokenizer, request[RECEIVED_US]))
@@ -232,7 +242,7 @@ class Generation:
                 return response
             if reply.error is not None:
                 raise RequestError(500, reply.error["error"]["message"], "InternalServerError")
-            return self._whole(request, reply, choices)
+            return self._whole(request, reply)
         except (asyncio.CancelledError, ConnectionError):
             reply.detach()
             for choice in choices:
@@ -280,7 +290,7 @@ class Generation:
         return response
 
     async def _failed_stream(
-        self, request: web.Request, reply: Reply, error: RequestError, kind: type[CompletionBodies] | type[ChatBodies]
+        self, request: web.Request, reply: Reply, error: RequestError, kind: Kind
     ) -> web.StreamResponse:
         prompt_tokens = sum(len(prompt.ids) for prompt in reply.prompts)
         self._replica.log.rejected(reply.client_id, reply.bodies.response_id, request[RECEIVED_US], prompt_tokens)
@@ -292,33 +302,40 @@ class Generation:
         await response.write_eof()
         return response
 
-    def _whole(self, request: web.Request, reply: Reply, choices: list[Choice]) -> web.Response:
-        if self._replica.options.enable_per_request_metrics:
-            reply.metrics = _timings(choices[0])
+    def _whole(self, request: web.Request, reply: Reply) -> web.Response:
         headers = {}
         wanted = request.headers.get("endpoint-load-metrics-format", "").upper()
         if wanted in ("JSON", "TEXT"):
-            headers["endpoint-load-metrics"] = self._load_metrics(wanted)
+            headers["endpoint-load-metrics"] = self._replica.metrics.load(wanted)
         return web.Response(body=reply.body(), content_type="application/json", headers=headers)
-
-    def _load_metrics(self, wanted: str) -> str:
-        ranks = self._replica.metrics.ranks
-        waiting = float(sum(rank.gauges["num_requests_waiting"] for rank in ranks))
-        usage = float(sum(rank.gauges["kv_cache_usage_perc"] for rank in ranks) / len(ranks))
-        if wanted == "JSON":
-            return f'JSON {{"named_metrics": {{"num_requests_waiting": {waiting}, "kv_cache_usage_perc": {usage}}}}}'
-        return f"TEXT named_metrics.num_requests_waiting={waiting}, named_metrics.kv_cache_usage_perc={usage}"
 
 
 def _error_of(error: RequestError) -> dict[str, Any]:
     return error_body(error.message, error.type, error.param, error.status)
 
 
-def _logprobs(fields: Mapping[str, Any], is_chat: bool) -> Logprobs | None:
+def _bodies(kind: Kind, fields: Mapping[str, Any], head: tuple[str, int, str, str]) -> Bodies:
+    """`head` is response id, creation, model and fingerprint."""
+    if kind is TokenBodies:
+        return TokenBodies(*head, text=fields["output_mode"] == "text", show_prompt=bool(fields["return_token_ids"]))
+    if kind is not ChatBodies:
+        return kind(*head)
+    last = fields["messages"][-1]
+    role = "assistant" if fields["add_generation_prompt"] else last["role"]
+    continued = text_of(last.get("content")) if fields["echo"] and last["role"] == role else ""
+    return ChatBodies(*head, role, continued)
+
+
+def _logprobs(fields: Mapping[str, Any], bodies: Bodies) -> Logprobs | None:
     as_ids = bool(fields["return_tokens_as_token_ids"])
-    if is_chat:
-        return Logprobs(True, fields["top_logprobs"] or 0, as_ids) if fields["logprobs"] else None
-    return None if fields["logprobs"] is None else Logprobs(False, fields["logprobs"], as_ids)
+    if isinstance(bodies, ChatBodies):
+        return Logprobs("chat", fields["top_logprobs"] or 0, as_ids) if fields["logprobs"] else None
+    asked = fields["logprobs"]
+    if asked is None:
+        return None
+    if isinstance(bodies, TokenBodies):
+        return Logprobs("chat" if fields["output_mode"] == "text" else "ids", max(1, asked), as_ids)
+    return Logprobs("completion", asked, as_ids)
 
 
 def _set(future: asyncio.Future[None]) -> None:
@@ -351,19 +368,3 @@ def _writer(transport: asyncio.WriteTransport, chunked: bool) -> Callable[[bytes
             write(data)
 
     return write_chunk if chunked else write_plain
-
-
-def _timings(choice: Choice) -> dict[str, Any]:
-    """Per-request metrics in milliseconds of model time."""
-    first, last, admitted = choice.first_us, choice.last_us, choice.admitted_us
-    assert first is not None
-    assert last is not None
-    queued_us = 0 if admitted is None else admitted - choice.arrived_us
-    decode_us = last - first
-    return {
-        "time_to_first_token_ms": (first - choice.arrived_us) / 1000,
-        "generation_time_ms": decode_us / 1000,
-        "queue_time_ms": queued_us / 1000,
-        "mean_itl_ms": decode_us / 1000 / max(1, choice.count - 1),
-        "tokens_per_second": choice.count / max(1, last - choice.arrived_us) * 1e6,
-    }

@@ -1,6 +1,6 @@
 """Does to a replica what its fault plan decides: refuses answers, stalls or cuts streams, crashes, and writes it down.
 
-Only the two generation routes are hit, so health, metrics and the switches of the mock itself always answer (but for a
+Only the generation routes are hit, so health, metrics and the switches of the mock itself always answer (but for a
 port that is closed). Every fault that happens is one line of the faults log and counted in GET /mock/faults.
 """
 
@@ -18,10 +18,10 @@ from mock_engine.clock import Clock
 from mock_engine.errors import RequestError
 from mock_engine.faults import UNHARMED, FaultPlan, Faults, RequestFault
 from mock_engine.log import ReplicaLog
+from mock_engine.reply import Reply
 from mock_engine.request_keys import request_key
-from mock_engine.streams import Reply
 
-FAULTY_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions"})
+FAULTY_ROUTES = frozenset({"/v1/completions", "/v1/chat/completions", "/inference/v1/generate"})
 CRASH_CODE = 70  # of a process that a fault ended
 
 FAULT: Any = request_key("fault", RequestFault)  # what becomes of a request, set as it arrives

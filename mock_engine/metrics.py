@@ -193,6 +193,14 @@ class ReplicaMetrics(Collector):
             self._cached = (now, generate_latest(self.registry))
         return self._cached[1]
 
+    def load(self, form: str) -> str:
+        """What the response header endpoint-load-metrics says, as JSON or TEXT."""
+        waiting = float(sum(rank.gauges["num_requests_waiting"] for rank in self.ranks))
+        usage = float(sum(rank.gauges["kv_cache_usage_perc"] for rank in self.ranks) / len(self.ranks))
+        if form == "JSON":
+            return f'JSON {{"named_metrics": {{"num_requests_waiting": {waiting}, "kv_cache_usage_perc": {usage}}}}}'
+        return f"TEXT named_metrics.num_requests_waiting={waiting}, named_metrics.kv_cache_usage_perc={usage}"
+
     def collect(self) -> Iterator[Metric]:
         yield from self._gauges_and_counters()
         yield self._rejections()

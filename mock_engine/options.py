@@ -14,6 +14,9 @@ VERSION = "0.33.0"  # the vLLM release that this replica passes for
 DEFAULT_PRESET = "llama-3.1-8b-h100"
 CLEAR_EVENTS = ("next-step", "eager", "never")
 EVENT_FORMATS = ("maps", "arrays")
+WHOLE_MAX = 2**63 - 1  # no count, instant or seed means anything beyond
+SPEEDUP_MIN, SPEEDUP_MAX = 0.001, 1_000_000.0
+HWM_MAX = 2**31 - 1  # ZeroMQ's
 
 
 class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +30,11 @@ class KvEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hwm: int = 100_000
     max_queue_size: int = 100_000
     topic: str = ""
+
+    def __post_init__(self) -> None:
+        for name, most in (("buffer_steps", WHOLE_MAX), ("hwm", HWM_MAX)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ConfigError(f"--kv-events-config {name}={getattr(self, name)}: give 0 to {most}")
 
 
 class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +99,12 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             "port": 1,
             "stream_interval": 1,
             "data_parallel_size": 1,
+            "tensor_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            "max_num_queued_reqs": 0,
+            "max_num_queued_tokens": 0,
+            "epoch_ns": 0,
+            "num_gpu_blocks_override": 2,
             "replicas_per_process": 1,
             "max_loras": 1,
             "sample_ms": 10,
@@ -99,13 +113,21 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
             "first_chunk_tokens": 1,
             "reasoning_tokens": 0,
         }
-        for name, least in smallest.items():
-            if getattr(self, name) < least:
-                raise ConfigError(f"{flag_of(name)} {getattr(self, name)}: give at least {least}")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is not int:
+                continue
+            least = smallest.get(name)
+            if least is not None and value < least:
+                raise ConfigError(f"{flag_of(name)} {value}: give at least {least}")
+            if abs(value) > WHOLE_MAX:
+                raise ConfigError(f"{flag_of(name)} {value} is beyond all use: give at most {WHOLE_MAX}")
         if self.port + self.replicas_per_process - 1 > 65535:
             raise ConfigError(f"--port {self.port}: ports end at 65535; give a lower one")
-        if self.speedup <= 0:
-            raise ConfigError(f"--mock-speedup {self.speedup}: model time must advance; give a number above 0")
+        if not SPEEDUP_MIN <= self.speedup <= SPEEDUP_MAX:
+            raise ConfigError(f"--mock-speedup {self.speedup}: give a number from {SPEEDUP_MIN} to {SPEEDUP_MAX:.0f}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"--gpu-memory-utilization {self.gpu_memory_utilization}: give a share above 0, up to 1")
         if not 0 <= self.jitter < 1:
             raise ConfigError(f"--mock-jitter {self.jitter}: give a share of a step's time from 0 to below 1")
         if self.ssl_keyfile and not self.ssl_certfile:

@@ -1,7 +1,8 @@
 """Puts a rank's event batches on the wire, or spoils them there as the fault plan says: lost, late, twice, swapped.
 
-Without a fault a batch goes straight to the publisher. Delayed ones leave in order, one timer for all. A batch that is
-to be swapped is held until the next one has left, or until it has waited long enough: swapped is not lost.
+Without a fault a batch goes straight to the publisher. Delayed ones leave in order, one timer for all; they are the
+queue before vLLM's publisher, and once that is full the engine has to wait (`room`). A batch that is to be swapped is
+held until the next one has left, or until it has waited long enough: swapped is not lost.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Outbox:
         self._clock = clock
         self._note = note
         self._waiting: deque[_Parcel] = deque()
+        self._waiting_max = options.kv_events.max_queue_size  # 0 or less: no limit
+        self._engine: Callable[[], None] | None = None  # waits for room
         self._timer: asyncio.TimerHandle | None = None
         self._held: _Parcel | None = None
         self._held_timer: asyncio.TimerHandle | None = None
@@ -74,6 +77,13 @@ class Outbox:
         else:
             self._dispatch(parcel)
 
+    def room(self, then: Callable[[], None]) -> bool:
+        """Whether the queue takes another batch. If not, `then` is called as soon as it does."""
+        if self._waiting_max <= 0 or len(self._waiting) < self._waiting_max:
+            return True
+        self._engine = then
+        return False
+
     def _encode(self, events: Sequence[KvEvent]) -> bytes:
         return encode_batch(time.time(), events, self._rank, form=self._form, int_hashes=self._int_hashes)
 
@@ -88,6 +98,9 @@ class Outbox:
         while self._waiting and self._waiting[0].due_us <= now_us:
             self._dispatch(self._waiting.popleft())
         self._arm()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine()
 
     def _dispatch(self, parcel: _Parcel) -> None:
         if parcel.swap_us is not None and self._held is None:
@@ -120,5 +133,5 @@ class Outbox:
         for timer in (self._timer, self._held_timer):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._held_timer = self._held = None
+        self._timer = self._held_timer = self._held = self._engine = None
         self._waiting.clear()

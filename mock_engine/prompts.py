@@ -12,7 +12,7 @@ from typing import Any
 from mock_engine.chat import ChatTemplate, TemplateProblem
 from mock_engine.errors import RequestError
 from mock_engine.protocol import bad_request
-from mock_engine.streams import Prompt
+from mock_engine.reply import Prompt
 from mock_engine.tokenizer import Tokenizer
 
 _MEDIA = {
@@ -52,6 +52,11 @@ def chat_prompt(fields: Mapping[str, Any], tokenizer: Tokenizer, template: ChatT
     ids = forwarded if isinstance(forwarded, list) else tokenizer.encode(text, fields["add_special_tokens"])
     n = 1 if fields["n"] is None else fields["n"]
     return Prompt(_bounded(list(ids), fields, max_model_len, True), text, n)
+
+
+def token_prompt(fields: Mapping[str, Any]) -> Prompt:
+    """Ids as they are: a prompt that is too long is found by the engine, as in vLLM, and not before."""
+    return Prompt(fields["token_ids"], None, fields["n"])
 
 
 def chat_text(fields: Mapping[str, Any], template: ChatTemplate) -> str:
@@ -102,6 +107,8 @@ def answer_tokens(fields: Mapping[str, Any], prompt: Prompt, max_model_len: int)
     if fields.get("max_completion_tokens") is not None:
         asked = fields["max_completion_tokens"]
     left = max_model_len - len(prompt.ids)
+    if "token_ids" in fields:
+        left = max(1, left)  # the engine refuses a longer prompt
     if asked is None:
         return left
     if asked == 0 and fields["echo"] and "prompt" in fields:
@@ -109,10 +116,22 @@ def answer_tokens(fields: Mapping[str, Any], prompt: Prompt, max_model_len: int)
     return int(min(asked, left))
 
 
-def check_ids(prompt: Prompt, vocab_size: int) -> None:
+def check_ids(prompt: Prompt, vocab_size: int, max_model_len: int) -> None:
     """The engine's own checks, which a stream learns of only after its headers."""
     if not prompt.ids:
         raise bad_request("The decoder prompt cannot be empty")
+    tokens = len(prompt.ids)
+    if tokens > max_model_len:
+        raise bad_request(
+            f"The decoder prompt (length {tokens}) is longer than the maximum model length of {max_model_len}. "
+            "Make sure that `max_model_len` is no smaller than the number of text tokens."
+        )
+    if tokens == max_model_len:
+        raise bad_request(
+            f"The decoder prompt (length {tokens}) plus the number of requested output tokens (at least 1) is longer "
+            f"than the maximum model length of {max_model_len}. Make sure that `max_model_len` is no smaller than the "
+            "number of text tokens (prompt + requested output tokens)."
+        )
     largest = max(prompt.ids)
     if largest >= vocab_size:
         raise bad_request(f"Token id {largest} is out of vocabulary")

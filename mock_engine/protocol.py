@@ -1,29 +1,23 @@
-"""From the bytes of a request to what is to be generated, or to the error that a vLLM server answers.
+"""From the bytes of a request to its fields, or to the error that a vLLM server answers.
 
 The checks run in the real server's order, because a request with two faults is answered for the first: the body's
-JSON, then the rules that look at several fields, then every field's type, later the model's name, the prompt's
-length and the sampling values. Pure: bytes and headers in, values or RequestError out.
+JSON, then the rules that look at several fields, then every field's type; later, elsewhere, the model's name, the
+prompt's length and the sampling values. Pure: bytes and headers in, values or RequestError out.
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from mock_engine.errors import RequestError
-from mock_engine.schemas import CHAT, COMPLETION, DEFAULT_MAX_TOKENS
+from mock_engine.schemas import CHAT, COMPLETION, DEFAULT_MAX_TOKENS, GENERATE
 from mock_engine.validate import Kind, Loc, Model, Problem, problem, report
 
 PROMPTS_MAX = 1024
 CACHE_SALT_CHARS_MAX = 128
-N_MAX = 16_384
-MAX_LOGPROBS = 20
-TEMPERATURE_GREEDY = 1e-5  # below this, sampling is greedy
 
 _decode_json = msgspec.json.Decoder().decode
 
@@ -83,10 +77,14 @@ def parse_completion(body: Any) -> dict[str, Any]:
         _check_stream_options(body)
         _check_logprobs(body, "logprobs")
         _check_response_format(body)
+        _check_repetition(body)
         if body.get("max_tokens") is None:
             body = {**body, "max_tokens": DEFAULT_MAX_TOKENS}
         _check_cache_salt(body)
-    return check(COMPLETION, body)
+    fields = check(COMPLETION, body)
+    if body.get("prompt_embeds") is not None:
+        raise bad_request("You must set `--enable-prompt-embeds` to input `prompt_embeds`.", "prompt_embeds")
+    return fields
 
 
 def parse_chat(body: Any) -> dict[str, Any]:
@@ -97,8 +95,28 @@ def parse_chat(body: Any) -> dict[str, Any]:
         _check_logprobs(body, "top_logprobs")
         _check_stream_options(body)
         _check_response_format(body)
+        _check_repetition(body)
         _check_cache_salt(body)
     return check(CHAT, body)
+
+
+def parse_generate(body: Any) -> dict[str, Any]:
+    """The fields of a request of token ids, with the sampling fields beside the others as in a completion's."""
+    if isinstance(body, dict):
+        _check_cache_salt(body)
+    fields = check(GENERATE, body)
+    chosen: dict[str, Any] = fields.pop("sampling_params")
+    if fields["features"] is not None or fields["content_parts"]:
+        raise bad_request("This model reads text only: send token_ids without features and content_parts.")
+    if fields["output_mode"] != "tokens" and not chosen["detokenize"]:
+        mode = fields["output_mode"]
+        raise bad_request(f"output_mode={mode!r} requires sampling_params.detokenize to be true")
+    if chosen["stop"] and not chosen["detokenize"]:
+        raise bad_request("stop strings are only supported when detokenize is True. Set detokenize=True to use stop.")
+    return {**_COMPLETION_DEFAULTS, **chosen, **fields}
+
+
+_COMPLETION_DEFAULTS = {name: declared.default for name, declared in COMPLETION.fields.items()}
 
 
 def parse_either(first: Model, second: Model, body: Any) -> tuple[Model, dict[str, Any]]:
@@ -122,7 +140,7 @@ def _check_prompt(body: dict[str, Any]) -> None:
             f"limit, set the VLLM_MAX_COMPLETION_PROMPTS environment variable.",
             "prompt",
         )
-    if prompt is None or prompt == "":
+    if (prompt is None or prompt == "") and not body.get("prompt_embeds"):
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
 
 
@@ -151,6 +169,26 @@ def _check_response_format(body: dict[str, Any]) -> None:
     if isinstance(wanted, dict) and wanted.get("type") == "json_schema" and wanted.get("json_schema") is None:
         raise bad_request(
             "When response_format type is 'json_schema', the 'json_schema' field must be provided.", "response_format"
+        )
+
+
+def _check_repetition(body: dict[str, Any]) -> None:
+    wanted = body.get("repetition_detection")
+    if not isinstance(wanted, dict):
+        return
+    sizes = [wanted.get(key, 0) for key in ("min_pattern_size", "max_pattern_size", "min_count")]
+    if not all(isinstance(size, int) for size in sizes):
+        return
+    smallest, largest, count = sizes
+    if not 0 <= smallest <= largest:
+        raise bad_request(
+            "max_pattern_size, min_pattern_size must be >=0, with min_pattern_size <= max_pattern_size. Set both to 0 "
+            "to disable repetitive pattern detection."
+        )
+    if largest > 0 and count < 2:
+        raise bad_request(
+            "min_count must be >= 2 to detect repetitive patterns in engine output. If you do not wish to detect "
+            "repetitive patterns, set max_pattern_size to 0."
         )
 
 
@@ -207,142 +245,3 @@ def _check_named_tool(choice: dict[str, Any], tools: Any) -> None:
         raise bad_request(
             "The tool specified in `tool_choice` does not match any of the specified `tools`", "tool_choice"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """What of a request decides the length and the end of its answers."""
-
-    max_tokens: int
-    n: int = 1
-    min_tokens: int = 0
-    temperature: float = 1.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    rendered: dict[str, Any] = field(default_factory=dict)  # the values that /render shows, in its order
-
-
-_DEFAULTS: dict[str, float] = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-}
-
-
-def sampling(fields: Mapping[str, Any], max_tokens: int) -> Sampling:
-    """The checked sampling values; `max_tokens` is already bounded by the context."""
-    n = 1 if fields["n"] is None else fields["n"]
-    number = {key: default if fields[key] is None else fields[key] for key, default in _DEFAULTS.items()}
-    stop = fields["stop"]
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    _check_ranges(n, number, max_tokens, fields["min_tokens"])
-    if any(not text for text in stops):
-        raise bad_request("stop cannot contain an empty string.")
-    if any(not text for text in fields["bad_words"]):
-        raise bad_request(f"bad_words cannot contain an empty string. Got bad_words={fields['bad_words']}")
-    if n > 1 and number["temperature"] < TEMPERATURE_GREEDY:
-        raise bad_request(f"n must be 1 when using greedy sampling, got {n}.")
-    logprobs = fields["top_logprobs"] if "top_logprobs" in fields else fields["logprobs"]
-    if logprobs is not None and logprobs > MAX_LOGPROBS:
-        raise bad_request(
-            f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {MAX_LOGPROBS}",
-            "logprobs",
-            logprobs,
-        )
-    seed = None if fields["seed"] == -1 else fields["seed"]
-    stop_token_ids = tuple(dict.fromkeys(fields["stop_token_ids"] or ()))
-    return Sampling(
-        max_tokens=max_tokens,
-        n=n,
-        min_tokens=fields["min_tokens"],
-        temperature=number["temperature"],
-        seed=seed,
-        stop=stops,
-        stop_token_ids=stop_token_ids,
-        ignore_eos=fields["ignore_eos"],
-        include_stop=fields["include_stop_str_in_output"],
-        skip_special_tokens=fields["skip_special_tokens"],
-        rendered=_rendered(fields, number, n, seed, stops, stop_token_ids, max_tokens),
-    )
-
-
-def _check_ranges(n: int, number: Mapping[str, float], max_tokens: int, min_tokens: int) -> None:
-    if n < 1:
-        raise bad_request(f"n must be at least 1, got {n}.")
-    if n > N_MAX:
-        raise bad_request(
-            f"n must be at most {N_MAX}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES environment "
-            f"variable."
-        )
-    for key in ("presence_penalty", "frequency_penalty"):
-        if not -2.0 <= number[key] <= 2.0:
-            raise bad_request(f"{key} must be in [-2, 2], got {number[key]}.")
-    if not math.isfinite(number["repetition_penalty"]):
-        raise bad_request(f"repetition_penalty must be a finite number, got {number['repetition_penalty']}.")
-    if number["repetition_penalty"] <= 0.0:
-        raise bad_request(f"repetition_penalty must be greater than zero, got {number['repetition_penalty']}.")
-    temperature, top_p = number["temperature"], number["top_p"]
-    if not math.isfinite(temperature):
-        raise bad_request(f"temperature must be a finite number, got {temperature}.", "temperature", temperature)
-    if temperature < 0.0:
-        raise bad_request(f"temperature must be non-negative, got {temperature}.", "temperature", temperature)
-    if temperature > 2.0:
-        raise bad_request(f"temperature must be in [0, 2], got {temperature}.", "temperature", temperature)
-    if not 0.0 < top_p <= 1.0:
-        raise bad_request(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
-    if number["top_k"] < -1:
-        raise bad_request(f"top_k must be 0 (disable), or at least 1, got {number['top_k']}.")
-    if not 0.0 <= number["min_p"] <= 1.0:
-        raise bad_request(f"min_p must be in [0, 1], got {number['min_p']}.")
-    if max_tokens < 1:
-        raise bad_request(f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens", max_tokens)
-    if min_tokens < 0:
-        raise bad_request(f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
-    if min_tokens > max_tokens:
-        raise bad_request(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.")
-
-
-def _rendered(
-    fields: Mapping[str, Any],
-    number: Mapping[str, float],
-    n: int,
-    seed: int | None,
-    stops: tuple[str, ...],
-    stop_token_ids: tuple[int, ...],
-    max_tokens: int,
-) -> dict[str, Any]:
-    """`sampling_params` of the render routes: keys at their default are left out, but for those set on every call."""
-    shown: dict[str, Any] = {
-        "n": n if n != 1 else None,
-        "presence_penalty": number["presence_penalty"],
-        "frequency_penalty": number["frequency_penalty"],
-        "repetition_penalty": number["repetition_penalty"],
-        "temperature": number["temperature"],
-        "top_p": number["top_p"],
-        "top_k": number["top_k"] or None,
-        "min_p": number["min_p"],
-        "seed": seed,
-        "stop": list(stops),
-        "stop_token_ids": list(stop_token_ids),
-        "ignore_eos": fields["ignore_eos"] or None,
-        "max_tokens": max_tokens,
-        "min_tokens": fields["min_tokens"] or None,
-        "logprobs": fields["logprobs"] if "top_logprobs" not in fields else None,
-        "prompt_logprobs": fields["prompt_logprobs"],
-        "skip_special_tokens": None if fields["skip_special_tokens"] else False,
-        "include_stop_str_in_output": fields["include_stop_str_in_output"] or None,
-        "output_kind": 1 if fields["stream"] else 2,
-        "stream_interval": fields["stream_interval"],
-        "skip_clone": True,
-        "bad_words": list(fields["bad_words"]),
-        "skip_reading_prefix_cache": fields["prompt_logprobs"] is not None,
-    }
-    return {key: value for key, value in shown.items() if value is not None}

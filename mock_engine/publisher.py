@@ -18,6 +18,7 @@ from mock_engine.errors import ConfigError
 from mock_engine.options import KvEventsConfig
 
 END_OF_REPLAY = b"\xff" * 8  # the sequence frame that ends a replay
+PORT_MAX = 65_535
 REPLAY_POLL_S = 0.05
 LINGER_MS = 200  # how long closing waits for batches that are still in the send queue
 REBIND_PAUSE_S = 0.005
@@ -26,6 +27,9 @@ REBIND_S_MAX = 2.0  # an endpoint that was ours a moment ago is free again withi
 
 def rank_endpoint(endpoint: str, rank: int) -> str:
     """The endpoint of data-parallel rank `rank`: a TCP port moves up by it (0 stays), inproc gets a suffix."""
+    address, _, port = endpoint.rpartition(":")
+    if endpoint.startswith("tcp://") and not (port.isdecimal() and int(port) + (port != "0") * rank <= PORT_MAX):
+        raise ConfigError(f"KV event endpoint {endpoint} has no port up to {PORT_MAX} for rank {rank}: name another")
     if rank == 0:
         return endpoint
     if endpoint.startswith("inproc://"):
@@ -35,7 +39,6 @@ def rank_endpoint(endpoint: str, rank: int) -> str:
             f"KV event endpoint {endpoint} cannot be shared by data-parallel ranks: give a tcp:// endpoint, whose port "
             f"moves up by the rank"
         )
-    address, _, port = endpoint.rpartition(":")
     return endpoint if port == "0" else f"{address}:{int(port) + rank}"
 
 

@@ -97,8 +97,21 @@ class Replica:
     def _make_driver(self, rank: int, life: str) -> Driver:
         cost = replace(self.preset.cost, jitter=self.options.jitter)
         engine = Engine(self.config, cost=cost, rng=Random(f"{self.options.seed}/{self.name}/{rank}{life}"))
-        publish = self.outboxes[rank] if self.outboxes else discard
-        return Driver(engine, self.clock, self._metrics[rank], publish, self.log.ended, self.options.clear_event)
+        outbox = self.outboxes[rank] if self.outboxes else None
+        return Driver(
+            engine,
+            self.clock,
+            self._metrics[rank],
+            discard if outbox is None else outbox,
+            self.log.ended,
+            self.options.clear_event,
+            None if outbox is None else outbox.room,
+        )
+
+    @property
+    def death(self) -> str | None:
+        """Why an engine of this replica is dead, if one is; nothing but a restart helps."""
+        return next((driver.death for driver in self.drivers if driver.death is not None), None)
 
     @property
     def publishers(self) -> list[Publisher]:

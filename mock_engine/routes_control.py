@@ -62,7 +62,7 @@ class ControlRoutes:
         router.add_post("/abort_requests", self.abort_requests)
 
     async def health(self, request: web.Request) -> web.Response:
-        return web.Response(status=503 if any(driver.dead for driver in self._replica.drivers) else 200)
+        return web.Response(status=503 if self._replica.death is not None else 200)
 
     async def nothing(self, request: web.Request) -> web.Response:
         return _empty()

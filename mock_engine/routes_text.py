@@ -1,7 +1,7 @@
 """Routes that turn text into tokens and back, and that show a request as the engine would get it.
 
-They use the very code of the generation routes, so what they tell is what is hashed. Render is closed without
---enable-scale-out, and says so before it looks at the body.
+They use the very code of the generation routes, so what they tell is what is hashed. Render, and the route that takes
+what it renders, are closed without --enable-scale-out, and say so before they look at the body.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from aiohttp import web
 
 from mock_engine.bodies import ChatBodies, CompletionBodies, encode_json
 from mock_engine.errors import RequestError
+from mock_engine.foreign_chat import from_anthropic, from_responses
 from mock_engine.generation import Generation
 from mock_engine.prompts import chat_text
 from mock_engine.protocol import check, parse_chat, parse_completion, parse_either
@@ -20,7 +21,7 @@ from mock_engine.replica import Replica
 from mock_engine.schemas import DETOKENIZE, TOKENIZE_CHAT, TOKENIZE_PROMPT
 
 SCALE_OUT_CLOSED = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
-RENDER_ROUTES = (
+SCALE_OUT_ROUTES = (
     "/v1/completions/render", "/v1/chat/completions/render", "/v1/responses/render", "/v1/messages/render",
     "/inference/v1/generate",
 )  # fmt: skip
@@ -38,11 +39,14 @@ class TextRoutes:
         if options.enable_tokenizer_info_endpoint:
             app.router.add_get("/tokenizer_info", self.tokenizer_info, allow_head=False)
         if not options.enable_scale_out:
-            for route in RENDER_ROUTES:
+            for route in SCALE_OUT_ROUTES:
                 app.router.add_post(route, self.closed)
             return
         app.router.add_post("/v1/completions/render", self.render_completion)
         app.router.add_post("/v1/chat/completions/render", self.render_chat)
+        app.router.add_post("/v1/messages/render", self.render_messages)
+        app.router.add_post("/v1/responses/render", self.render_responses)
+        app.router.add_post("/inference/v1/generate", self._generation.tokens)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         model, fields = parse_either(TOKENIZE_PROMPT, TOKENIZE_CHAT, await self._generation.read(request))
@@ -87,7 +91,17 @@ class TextRoutes:
         return _json(shown)
 
     async def render_chat(self, request: web.Request) -> web.Response:
-        fields = parse_chat(await self._generation.read(request))
+        return _json(self._rendered_chat(request, parse_chat(await self._generation.read(request))))
+
+    async def render_messages(self, request: web.Request) -> web.Response:
+        return _json(self._rendered_chat(request, from_anthropic(await self._generation.read(request))))
+
+    async def render_responses(self, request: web.Request) -> web.Response:
+        fields = from_responses(await self._generation.read(request))
+        shown = self._rendered(request, fields, ChatBodies)[0]
+        return _json({**shown, "request_id": fields["request_id"] or f"resp_{uuid4().hex[:16]}"})
+
+    def _rendered_chat(self, request: web.Request, fields: dict[str, Any]) -> dict[str, Any]:
         shown = self._rendered(request, fields, ChatBodies)[0]
         shown["parse_context"] = {
             "tools": fields["tools"],
@@ -102,7 +116,7 @@ class TextRoutes:
             },
             "history_tool_call_cnt": sum(len(message.get("tool_calls") or ()) for message in fields["messages"]),
         }
-        return _json(shown)
+        return shown
 
     def _rendered(
         self, request: web.Request, fields: dict[str, Any], kind: type[CompletionBodies] | type[ChatBodies]

@@ -1,4 +1,4 @@
-"""The request bodies of the OpenAI-compatible routes as the server declares them: fields, types and their order.
+"""The request bodies of the routes as the server declares them: fields, types and their order.
 
 The order matters because complaints are listed in it. Fields that a mock has no use for (penalties, tools, guided
 decoding) are still declared, so that a wrong type is refused here as it would be there.
@@ -235,3 +235,121 @@ LOAD_LORA = Model(
 )
 UNLOAD_LORA = Model({"lora_name": Field(Str(), required=True), "lora_int_id": _optional(Int())})
 ABORT_REQUESTS = Model({"request_ids": _optional(List(Str()))})
+
+_COMPLETION_SAMPLING = (
+    "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p",
+    "seed", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos", "min_tokens", "logprobs",
+    "prompt_logprobs", "skip_special_tokens", "spaces_between_special_tokens", "stream_interval",
+)  # fmt: skip
+SAMPLING_PARAMS = Model(
+    {
+        **{name: COMPLETION.fields[name] for name in _COMPLETION_SAMPLING},
+        "stop": _optional(Union((Str(), List(Str()))), []),
+        "max_tokens": _optional(Int()),
+        "detokenize": Field(Bool(), True),
+    }
+)
+GENERATE = Model(
+    {
+        "request_id": Field(Str()),
+        "token_ids": Field(List(TOKEN_ID, min_length=1), required=True),
+        "features": _optional(AnyValue()),
+        "content_parts": _optional(List(Dict())),
+        "sampling_params": Field(SAMPLING_PARAMS, required=True),
+        "model": _optional(Str()),
+        "return_token_ids": _optional(Bool()),
+        "output_mode": Field(Literal(("tokens", "text")), "tokens"),
+        "stream": _optional(Bool(), False),
+        "stream_options": _optional(STREAM_OPTIONS),
+        "cache_salt": _optional(Str()),
+        "priority": Field(Int(ge=INT64_MIN, le=INT64_MAX), 0),
+        "kv_transfer_params": _optional(Dict()),
+        "ec_transfer_params": _optional(Dict()),
+    }
+)
+
+_BLOCK = Model(
+    {
+        "type": Field(
+            Literal(
+                ("text", "image", "tool_use", "tool_result", "tool_reference", "thinking", "redacted_thinking"),
+            ),
+            required=True,
+        ),
+        "text": _optional(Str()),
+        "source": _optional(Dict()),
+        "id": _optional(Str()),
+        "tool_use_id": _optional(Str()),
+        "name": _optional(Str()),
+        "input": _optional(Dict()),
+        "content": _optional(Union((Str(), List(Dict())))),
+        "thinking": _optional(Str()),
+    }
+)
+_BLOCKS = Union((Str(), List(_BLOCK)))
+ANTHROPIC = Model(
+    {
+        "model": Field(Str(min_length=1), required=True),
+        "messages": Field(
+            List(
+                Model(
+                    {
+                        "role": Field(Literal(("user", "assistant", "system")), required=True),
+                        "content": Field(_BLOCKS, required=True),
+                    }
+                )
+            ),
+            required=True,
+        ),
+        "max_tokens": Field(Int(ge=1), required=True),
+        "stop_sequences": _optional(List(Str())),
+        "stream": _optional(Bool(), False),
+        "system": _optional(_BLOCKS),
+        "temperature": _optional(Float()),
+        "tools": _optional(
+            List(
+                Model(
+                    {
+                        "name": Field(Str(), required=True),
+                        "description": _optional(Str()),
+                        "input_schema": Field(Dict(), required=True),
+                    }
+                )
+            )
+        ),
+        "top_k": _optional(Int()),
+        "top_p": _optional(Float()),
+        "kv_transfer_params": _optional(Dict()),
+        "chat_template_kwargs": _optional(Dict()),
+    }
+)
+
+_ITEM = Model(
+    {
+        "type": _optional(Str()),
+        "role": _optional(Str()),
+        "content": _optional(Union((Str(), List(Dict())))),
+        "call_id": _optional(Str()),
+        "name": _optional(Str()),
+        "arguments": _optional(Str()),
+        "output": _optional(Union((Str(), List(Dict())))),
+    }
+)
+RESPONSES = Model(
+    {
+        "input": Field(Union((Str(), List(_ITEM))), required=True),
+        "instructions": _optional(Str()),
+        "max_output_tokens": _optional(Int()),
+        "model": _optional(Str()),
+        "previous_response_id": _optional(Str()),
+        "stream": _optional(Bool(), False),
+        "temperature": _optional(Float()),
+        "tools": Field(List(Dict()), []),
+        "top_p": _optional(Float()),
+        "request_id": Field(Str()),
+        "cache_salt": _optional(Str()),
+        "priority": Field(Int(), 0),
+        "kv_transfer_params": _optional(Dict()),
+        "ec_transfer_params": _optional(Dict()),
+    }
+)

@@ -20,6 +20,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from mock_engine.bodies import encode_json, error_body
+from mock_engine.connection import Connection
 from mock_engine.errors import ConfigError, RequestError
 from mock_engine.generation import Generation
 from mock_engine.injection import FAULTY_ROUTES
@@ -33,6 +34,8 @@ from mock_engine.routes_text import TextRoutes
 
 BODY_BYTES_MAX = 1 << 30
 REBIND_PAUSE_S = 0.01
+PREFLIGHT_METHOD = "Access-Control-Request-Method"
+CORS_METHODS = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
 BACKLOG = 2048  # connections that wait to be accepted
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # need the API key, if there is one
 UNCOUNTED = frozenset({"/metrics", "/health", "/load", "/ping", "/version", "/server_info"})  # by HTTP metrics
@@ -53,21 +56,39 @@ def make_app(replica: Replica) -> web.Application:
 
 
 def _edge(replica: Replica) -> Middleware:
-    keys = frozenset(f"Bearer {key}" for key in replica.options.api_keys)
+    keys = frozenset(replica.options.api_keys)
     now_us = replica.clock.now_us
 
     @web.middleware
     async def edge(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[RECEIVED_US] = now_us()
         started = time.perf_counter()
-        if keys and request.path.startswith(GUARDED) and request.headers.get("Authorization") not in keys:
-            response: web.StreamResponse = _json_response({"error": "Unauthorized"}, 401)
+        response: web.StreamResponse
+        if request.method == "OPTIONS" and "Origin" in request.headers and PREFLIGHT_METHOD in request.headers:
+            response = _preflight(request)
+        elif keys and request.path.startswith(GUARDED) and _bearer(request) not in keys:
+            response = _json_response({"error": "Unauthorized"}, 401)
         else:
             response = await _answered(replica, request, handler)
         _count(replica, request, response, time.perf_counter() - started)
         return response
 
     return edge
+
+
+def _bearer(request: web.Request) -> str | None:
+    """The key that a request brings; the scheme's name may be written in any case."""
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key if scheme.lower() == "bearer" else None
+
+
+def _preflight(request: web.Request) -> web.Response:
+    """What a browser asks before it lets a page of another origin ask us: everything is allowed, as in vLLM."""
+    headers = {"Access-Control-Allow-Methods": CORS_METHODS, "Access-Control-Max-Age": "600"}
+    wanted = request.headers.get("Access-Control-Request-Headers")
+    if wanted is not None:
+        headers["Access-Control-Allow-Headers"] = wanted
+    return web.Response(text="OK", headers=headers)
 
 
 async def _answered(replica: Replica, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -78,17 +99,30 @@ async def _answered(replica: Replica, request: web.Request, handler: Handler) ->
     except RequestError as error:
         return _json_response(error_body(error.message, error.type, error.param, error.status), error.status)
     except web.HTTPNotFound:
-        return _json_response({"detail": "Not Found"}, 404)
+        return await _elsewhere(request) or _json_response({"detail": "Not Found"}, 404)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods - {"HEAD"}))
         return _json_response({"detail": "Method Not Allowed"}, 405, {"allow": allowed})
     except web.HTTPException as error:
         return _json_response({"detail": error.reason}, error.status)
-    except ConnectionError:
-        raise  # the client has left; nobody is there to be told
+    except (ConnectionError, web.RequestPayloadError):
+        raise  # the client has left, or its body is no HTTP; the connection deals with it
     except Exception as error:
         traceback.print_exc()
         return _json_response(error_body(str(error), "InternalServerError", None, 500), 500)
+
+
+async def _elsewhere(request: web.Request) -> web.Response | None:
+    """Where the same path exists without its last slash, or with one, the client is sent there."""
+    path = request.path
+    other = path.rstrip("/") if path.endswith("/") else f"{path}/"
+    if not other:
+        return None
+    found = await request.app.router.resolve(request.clone(rel_url=request.rel_url.with_path(other)))
+    if isinstance(found.http_exception, web.HTTPNotFound):
+        return None
+    query = f"?{request.query_string}" if request.query_string else ""
+    return web.Response(status=307, headers={"Location": f"{request.scheme}://{request.host}{other}{query}"})
 
 
 def _json_response(body: object, status: int, headers: dict[str, str] | None = None) -> web.Response:
@@ -112,6 +146,8 @@ def _common_headers(replica: Replica) -> Callable[[web.Request, web.StreamRespon
         headers["Server"] = "uvicorn"
         if response.status != 401:
             headers["Vary"] = "Origin"
+            if "Origin" in request.headers:
+                headers["Access-Control-Allow-Origin"] = "*"
         if response.content_length == 0:
             headers.pop("Content-Type", None)
         if echo_ids:
@@ -127,15 +163,13 @@ class Server:
         self._replica = replica
         self._runner = web.AppRunner(
             make_app(replica),
-            access_log=None,
             handler_cancellation=True,  # a client that leaves cancels its handler, which frees its blocks
-            keepalive_timeout=replica.options.keep_alive_s,
             shutdown_timeout=1.0,
         )
         options = replica.options
         self._tls = _tls(options)
         self._sock: socket.socket | None = _bound_socket(options.host, replica.port)  # ours, but refuses connections
-        self._site: web.SockSite | None = None
+        self._listener: asyncio.Server | None = None
         self._refuses_until_s = 0.0
         self._refusing: asyncio.Task[None] | None = None
         replica.faults.outside = self
@@ -154,21 +188,31 @@ class Server:
 
     async def _listen(self) -> None:
         assert self._sock is not None
-        self._site = web.SockSite(self._runner, self._sock, ssl_context=self._tls, backlog=BACKLOG)
-        self._sock = None
+        sock, self._sock = self._sock, None
+        loop = asyncio.get_running_loop()
         try:
-            await self._site.start()
+            self._listener = await loop.create_server(self._connection, sock=sock, ssl=self._tls, backlog=BACKLOG)
         except OSError as error:
             raise _unusable(self._replica.options.host, self._replica.port, error) from error
+
+    def _connection(self) -> Connection:
+        assert self._runner.server is not None
+        return Connection(self._runner.server, self._replica.options.keep_alive_s)
 
     async def stop(self) -> None:
         if self._refusing is not None:
             self._refusing.cancel()
         self._replica.abort_all(counted=False)
+        self._close_listener()
         await self._runner.cleanup()
         if self._sock is not None:
             self._sock.close()
         self._replica.close()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     # -- faults ----------------------------------------------------------------------------------------------------
 
@@ -181,9 +225,8 @@ class Server:
 
     async def _refuse(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._site is not None:
-            await self._site.stop()
-            self._site = None
+        if self._listener is not None:
+            self._close_listener()
             self._sock = await self._own_again()
         while loop.time() < self._refuses_until_s:
             await asyncio.sleep(self._refuses_until_s - loop.time())

@@ -1,181 +1,25 @@
-"""One answer on its way to a client: tokens become text, text becomes chunks or one body.
+"""One sample on its way to a client: tokens become text, text becomes chunks or a part of one body.
 
-A `Choice` is one engine request, a `Reply` the HTTP answer that holds one or more of them. The driver calls them at
-the instant a token becomes visible; nothing here waits, and bytes leave through a function that is handed in. The
-odd thing is a client that reads slowly: its tokens are held and merged into fewer chunks, as in vLLM, so it can
-neither stall the others nor fill the memory.
+The driver calls a `Choice` at the instant a token becomes visible; nothing here waits. The odd thing is a client that
+reads slowly: its tokens are held and merged into fewer chunks, as in vLLM, so it can neither stall the others nor fill
+the memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mock_engine.bodies import DONE, Bodies, Piece, encode_json, prompt_details, usage
-from mock_engine.logprobs import Logprobs
-from mock_engine.protocol import Sampling
+from mock_engine.bodies import Piece, encode_json
+from mock_engine.logprobs import prompt_logprobs
+from mock_engine.reply import Prompt, Reply
 from mock_engine.request import Request, TokenSequence
+from mock_engine.sampling import Sampling
+from mock_engine.stops import StopScanner
 from mock_engine.tokenizer import Decoder, Tokenizer
 
 UNSENT_BYTES_MAX = 64 * 1024  # with more than this unsent, a stream's tokens are held back and merged
 IDS_AHEAD = 64  # output ids are fetched this many at a time
-
-
-class StopScanner:
-    """Finds stop strings in growing text and says how much of it may be shown already."""
-
-    def __init__(self, sampling: Sampling) -> None:
-        self._stops = sampling.stop
-        self._include = sampling.include_stop
-        self._min_tokens = sampling.min_tokens
-        self._hold = 0 if sampling.include_stop else max(map(len, sampling.stop)) - 1
-        self._window = max(map(len, sampling.stop)) - 1
-        self.text = ""
-        self._scanned = 0
-        self._shown = 0
-
-    def push(self, piece: str, tokens: int) -> str | None:
-        """Adds the text of token number `tokens`; the stop string that is complete now, or None."""
-        self.text += piece
-        start = max(0, self._scanned - self._window)
-        if tokens <= self._min_tokens:
-            self._scanned = len(self.text) + self._window
-            return None
-        found = [(at, stop) for stop in self._stops if (at := self.text.find(stop, start)) >= 0]
-        self._scanned = max(self._scanned, len(self.text))
-        if not found:
-            return None
-        at, stop = min(found, key=lambda hit: hit[0])
-        self.text = self.text[: at + len(stop) if self._include else at]
-        return stop
-
-    def take(self, final: bool = False) -> str:
-        """Text that may be shown and has not been."""
-        end = len(self.text) if final else max(self._shown, len(self.text) - self._hold)
-        piece, self._shown = self.text[self._shown : end], end
-        return piece
-
-
-class Prompt:
-    """One prompt of a request and what its samples have in common."""
-
-    __slots__ = ("cached_tokens", "ids", "longest", "n", "open", "text")
-
-    def __init__(self, ids: list[int], text: str | None, n: int) -> None:
-        self.ids = ids
-        self.text = text
-        self.n = n
-        self.open = n  # samples that have not ended
-        self.longest = 0
-        self.cached_tokens: int | None = None
-
-
-class Reply:
-    """An HTTP answer. `write` takes whole events of a stream, held until the stream is open; without one the answer is
-    collected for `body`."""
-
-    def __init__(
-        self,
-        bodies: Bodies,
-        prompts: Sequence[Prompt],
-        *,
-        stream: bool = False,
-        echo: bool = False,
-        return_token_ids: bool = False,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
-        show_details: bool = False,
-        created_blocks_of: int | None = None,
-        stream_interval: int = 1,
-        prompt_text: str | None = None,
-        echo_only: bool = False,
-        logprobs: Logprobs | None = None,
-        client_id: str = "",
-        first_chunk_tokens: int = 1,
-        reasoning_tokens: int = 0,
-    ) -> None:
-        self.bodies = bodies
-        self.client_id = client_id or bodies.response_id  # the id that the client sent, for logs
-        self.error: dict[str, Any] | None = None  # what ended the answer instead of its last token
-        self.prompts = prompts
-        self.echo = echo
-        self.echo_only = echo_only
-        self.return_token_ids = return_token_ids
-        self.include_usage = include_usage
-        self.continuous_usage = continuous_usage and include_usage
-        self.show_details = show_details
-        self.created_blocks_of = created_blocks_of  # block size if newly cached tokens are told too
-        self.stream_interval = stream_interval
-        self.first_chunk_tokens = first_chunk_tokens  # held back until there are so many
-        self.reasoning_tokens = reasoning_tokens  # of each choice, before its content
-        self.prompt_text = prompt_text
-        self.logprobs = logprobs
-        self.choices: list[Choice] = []
-        self.open = 0
-        self._early: list[bytes] = []
-        self.write: Callable[[bytes], None] | None = self._early.append if stream else None
-        self.unsent: Callable[[], int] = int
-        self.on_end: Callable[[], None] = _nothing
-        self.metrics: dict[str, Any] | None = None
-
-    def add(self, choice: Choice) -> None:
-        self.choices.append(choice)
-        self.open += 1
-
-    def open_stream(self, write: Callable[[bytes], None], unsent: Callable[[], int]) -> None:
-        """The headers are out: events go to `write` from now on, while `unsent` bytes wait for the client."""
-        for data in self._early:
-            write(data)
-        self.write, self.unsent = write, unsent
-
-    def choice_ended(self) -> None:
-        self.open -= 1
-        if self.open:
-            return
-        if self.write is not None:
-            if self.include_usage:
-                self.write(self.bodies.usage_chunk(self._usage(streamed=True)))
-            self.write(DONE)
-        self.on_end()
-
-    def fail(self, body: dict[str, Any]) -> None:
-        """Ends the answer with an error; in a stream it comes as an event after the headers."""
-        if self.error is not None:
-            return
-        self.open, self.error = 0, body
-        if self.write is not None:
-            self.write(self.bodies.error_event(body))
-            self.write(DONE)
-        self.on_end()
-
-    def detach(self) -> None:
-        """The client is gone: write nothing any more."""
-        self.write = None
-        self.on_end = _nothing
-
-    def _usage(self, streamed: bool) -> dict[str, Any]:
-        prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
-        details = None
-        if self.show_details:
-            told = self.prompts[0] if streamed else self.prompts[-1]
-            cached = told.cached_tokens or 0
-            created = None
-            if self.created_blocks_of is not None:
-                created = len(told.ids) // self.created_blocks_of * self.created_blocks_of - cached
-            details = prompt_details(cached, created)
-        return usage(prompt_tokens, sum(choice.count for choice in self.choices), details, streamed=streamed)
-
-    def body(self) -> bytes:
-        """The whole answer, once every choice has ended."""
-        chat_ids = self.prompts[0].ids if self.return_token_ids else None
-        rows = [choice.row() for choice in self.choices]
-        return self.bodies.whole(
-            rows,
-            self._usage(streamed=False),
-            metrics=self.metrics,
-            prompt_ids=chat_ids,
-            prompt_text=self.prompt_text,
-        )
 
 
 class Choice:
@@ -185,7 +29,7 @@ class Choice:
         "_after", "_before", "_decoder", "_ids", "_ids_start", "_new_ids", "_plain", "_sequence", "_since",
         "_started", "_stops", "_text", "_text_offset", "_tokenizer", "admitted_us", "arrived_us",
         "cached_tokens", "count", "eos_token_id", "finish_reason", "first_us", "index", "last_us",
-        "preemptions", "prompt", "reply", "request", "sampling", "stop_reason",
+        "preemptions", "preemptions_uncounted", "prompt", "reply", "request", "sampling", "stop_reason",
     )  # fmt: skip
 
     def __init__(
@@ -211,6 +55,7 @@ class Choice:
         self.cached_tokens = 0  # of the prompt, at first admission
         self.count = 0  # tokens so far
         self.preemptions = 0
+        self.preemptions_uncounted = 0  # of these, what no metric knows yet
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._sequence = sequence
@@ -231,10 +76,6 @@ class Choice:
     @property
     def request_id(self) -> str:
         return self.request.request_id
-
-    @property
-    def streaming(self) -> bool:
-        return self.reply.write is not None
 
     def token(self, final: str | None) -> bool:
         """The next token is visible now; `final` is the engine's finish reason if it is the last one. True if the text
@@ -321,16 +162,15 @@ class Choice:
         used = None
         text, self._text = self._text, ""
         prompt_tokens = len(self.prompt.ids)
+        new_ids, self._new_ids, self._since = self._new_ids, [], 0
+        told_ids, unknown = new_ids, 0
         if not self._started:
             self._started = True
-            told = self.prompt.ids if reply.return_token_ids or reply.echo else None
-            before = bodies.running_usage(prompt_tokens, 0) if reply.continuous_usage else None
-            first = bodies.first_event(Piece(self.index, "", prompt_ids=told), reply.prompt_text, before)
-            if first:
-                write(first)
-            prompt_ids = told
+            reply.begin()
+            prompt_ids = self.prompt.ids if reply.return_token_ids or reply.echo else None
             if reply.echo:
                 text = self._echo(text)
+                told_ids, unknown = self._echo_ids(new_ids), 1
             self._plain = (not reply.continuous_usage and not reply.return_token_ids and reply.logprobs is None) and (
                 self._stops is None and reply.stream_interval == 1
             )
@@ -339,7 +179,11 @@ class Choice:
         if reply.continuous_usage:
             used = bodies.running_usage(prompt_tokens, self.count)
         thinking = self.count <= reply.reasoning_tokens
-        new_ids, self._new_ids, self._since = self._new_ids, [], 0
+        hidden = thinking and reply.hide_reasoning
+        if hidden and finish_reason is None:
+            return
+        logprobs = self._logprobs(told_ids, self._text_offset, unknown)
+        self._text_offset += len(text)
         write(
             bodies.chunk(
                 Piece(
@@ -347,10 +191,11 @@ class Choice:
                     "" if thinking else text,
                     finish_reason,
                     self.stop_reason,
-                    reasoning=text if thinking else None,
-                    token_ids=new_ids if reply.return_token_ids else None,
+                    reasoning=text if thinking and not hidden else None,
+                    silent=hidden,
+                    token_ids=new_ids if reply.return_token_ids and not reply.hide_reasoning else None,
                     prompt_ids=prompt_ids,
-                    logprobs=self._logprobs(new_ids),
+                    logprobs=logprobs,
                 ),
                 used,
                 fingerprint=finish_reason is not None and not reply.include_usage,
@@ -361,13 +206,31 @@ class Choice:
         shown = "" if self.reply.return_token_ids else self.prompt.text or ""
         return shown if self.reply.echo_only else shown + text
 
-    def _logprobs(self, token_ids: Sequence[int]) -> dict[str, Any] | None:
+    def _echo_ids(self, new_ids: list[int]) -> list[int]:
+        return self.prompt.ids if self.reply.echo_only else self.prompt.ids + new_ids
+
+    def _logprobs(self, token_ids: Sequence[int], text_offset: int, unknown: int) -> dict[str, Any] | None:
         wanted = self.reply.logprobs
-        if wanted is None:
-            return None
-        told = wanted.of(token_ids, self._tokenizer, self._text_offset)
-        self._text_offset += sum(map(len, told.get("tokens", ())))
-        return told
+        return None if wanted is None else wanted.of(token_ids, self._tokenizer, text_offset, unknown)
+
+    def prompt_logprobs(self) -> list[Any] | None:
+        wanted = self.sampling.prompt_logprobs
+        return None if wanted is None else prompt_logprobs(self.prompt.ids, wanted, self._tokenizer)
+
+    def timings(self) -> dict[str, Any]:
+        """Per-request metrics in milliseconds of model time."""
+        first, last, admitted = self.first_us, self.last_us, self.admitted_us
+        assert first is not None
+        assert last is not None
+        queued_us = 0 if admitted is None else admitted - self.arrived_us
+        decode_us = last - first
+        return {
+            "time_to_first_token_ms": (first - self.arrived_us) / 1000,
+            "generation_time_ms": decode_us / 1000,
+            "queue_time_ms": queued_us / 1000,
+            "mean_itl_ms": decode_us / 1000 / max(1, self.count - 1),
+            "tokens_per_second": self.count / max(1, last - self.arrived_us) * 1e6,
+        }
 
     def row(self) -> dict[str, Any]:
         """This choice in a whole answer."""
@@ -382,8 +245,11 @@ class Choice:
         if self.reply.reasoning_tokens:
             reasoning = self._tokenizer.decode(ids[: self.reply.reasoning_tokens], self.sampling.skip_special_tokens)
             reasoning, text = text[: len(reasoning)], text[len(reasoning) :]
+        hides = self.reply.hide_reasoning
+        told_ids, unknown = ids, 0
         if self.reply.echo:
             text = self._echo(text)
+            told_ids, unknown = self._echo_ids(ids), 1
         told = self.reply.return_token_ids
         assert self.finish_reason is not None
         return self.reply.bodies.choice(
@@ -392,13 +258,11 @@ class Choice:
                 text,
                 self.finish_reason,
                 self.stop_reason,
-                reasoning=reasoning,
-                token_ids=ids if told else None,
+                reasoning=None if hides else reasoning,
+                silent=hides and not text,
+                token_ids=ids if told and not hides else None,
                 prompt_ids=self.prompt.ids if told else None,
-                logprobs=self._logprobs(ids),
+                logprobs=self._logprobs(told_ids, 0, unknown),
+                prompt_logprobs=self.prompt_logprobs(),
             )
         )
-
-
-def _nothing() -> None:
-    return None

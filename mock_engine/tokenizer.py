@@ -13,9 +13,9 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from mock_engine.errors import ConfigError
+from mock_engine.errors import ConfigError, RequestError
 from mock_engine.generate import FIRST_TOKEN_ID, TOKEN_RANGE, generated_token_ids
 
 SPECIALS = {
@@ -232,8 +232,6 @@ class FileTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        added = self._tokenizer.get_added_tokens_decoder()
-        self._special_ids = {token_id for token_id, token in added.items() if token.special}
         settings = _settings(file.parent / "tokenizer_config.json")
         self.eos_token_id = self._eos(settings)
         template_file = file.parent / "chat_template.jinja"
@@ -251,11 +249,17 @@ class FileTokenizer:
         return self._tokenizer.token_to_id(token) if isinstance(token, str) else None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._encoding(text, add_special_tokens).ids
         return ids
 
     def offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int]]:
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).offsets)
+        return list(self._encoding(text, add_special_tokens).offsets)
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Any:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError as error:  # half of a surrogate pair, which the library takes for no text at all
+            raise RequestError(400, f"The text cannot be tokenised: {error}.") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         known = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]

@@ -131,6 +131,8 @@ async def test_the_api_key_guards_v1_and_nothing_else() -> None:
         assert (status, body) == (401, {"error": "Unauthorized"})
         assert "vary" not in answer.headers
         assert (await client.ask("GET", "/v1/models", Authorization="Bearer k2"))[0] == 200
+        assert (await client.ask("GET", "/v1/models", Authorization="bearer k1"))[0] == 200
+        assert (await client.ask("GET", "/v1/models", Authorization="Basic k1"))[0] == 401
         assert (await client.ask("GET", "/metrics"))[0] == 200
 
 
@@ -142,6 +144,8 @@ async def test_a_rank_is_chosen_by_header_and_must_exist() -> None:
         status, body, _ = await client.ask("POST", "/v1/completions", SHORT, **{"X-data-parallel-rank": "2"})
         assert (status, body["error"]["message"]) == (400, "data_parallel_rank 2 is out of range [0, 2).")
         assert (await client.ask("POST", "/v1/completions", SHORT, **{"X-data-parallel-rank": "x"}))[0] == 200
+        streamed = await client.post("/v1/completions", {**SHORT, "stream": True}, **{"X-data-parallel-rank": "2"})
+        assert streamed.startswith('data: {"error": {"message": "data_parallel_rank 2 is out of range')
 
 
 async def test_load_is_counted_only_with_its_flag() -> None:

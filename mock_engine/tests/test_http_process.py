@@ -212,6 +212,8 @@ def _read_all(sock: socket.socket) -> bytes:
         (("--ssl-certfile", "x"), "--ssl-keyfile"),
         (("--lora-modules", "ad1"), "NAME=PATH"),
         (("--prefix-caching-hash-algo", "md5"), "sha256"),
+        (("--mock-speedup", "nan"), "from 0.001 to 1000000"),
+        (("--kv-events-config", '{"enable_kv_cache_events": true, "endpoint": "tcp://*:99999"}'), "no port up to"),
     ],
 )
 def test_a_flag_that_cannot_work_is_one_line_and_exit_code_2(flags: tuple[str, ...], named: str) -> None:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from mock_engine import BlockHasher, Request, TokenSequence
 from mock_engine.bodies import ChatBodies, CompletionBodies
 from mock_engine.logprobs import Logprobs
-from mock_engine.protocol import Sampling
-from mock_engine.streams import UNSENT_BYTES_MAX, Choice, Prompt, Reply, StopScanner
+from mock_engine.reply import Prompt, Reply
+from mock_engine.sampling import Sampling
+from mock_engine.stops import StopScanner
+from mock_engine.streams import UNSENT_BYTES_MAX, Choice
 from mock_engine.tokenizer import WordTokenizer
 
 WORDS = WordTokenizer()
@@ -247,7 +249,7 @@ def test_newly_cached_tokens_of_a_chat_are_its_full_blocks_that_were_not_cached(
 
 
 def test_logprobs_have_one_row_a_token_and_the_asked_number_of_candidates() -> None:
-    stream = Stream(logprobs=Logprobs(False, 2, False))
+    stream = Stream(logprobs=Logprobs("completion", 2))
     stream.tokens(3, final="length")
     for event, offset in zip(stream.events[:-1], (0, 7, 14), strict=True):
         told = event["choices"][0]["logprobs"]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from mock_engine.tests.serving import DEV, SHORT, serving
+from mock_engine import Engine, StepCost
+from mock_engine.scheduler import Plan, Scheduler
+from mock_engine.tests.serving import DEV, SHORT, listening, serving
 
 
 async def test_a_pause_with_abort_ends_what_runs_counts_it_and_refuses_what_comes() -> None:
@@ -185,6 +188,56 @@ async def test_a_replica_whose_engine_failed_says_so_and_lets_nobody_wait(
             await whole
         assert (await client.ask("GET", "/health"))[0] == 503
         assert "out of mockery" in capsys.readouterr().err
+        for more in ({}, {"stream": True}):
+            status, refused, _ = await client.ask("POST", "/v1/completions", {"prompt": "x", **more})
+            assert (status, refused["error"]["type"]) == (500, "InternalServerError")
+            assert "out of mockery" in refused["error"]["message"]
+
+
+async def test_a_stuck_engine_is_dead_until_a_restart_and_one_line_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with listening(env=DEV) as client:
+        (driver,) = client.replica.drivers
+        driver.engine = Engine(
+            client.replica.config, cost=StepCost(step_fixed_us=1e7), rng=Random(0), make_scheduler=Motionless
+        )
+        status, refused, _ = await client.ask("POST", "/v1/completions", {"prompt": [5] * 40, "max_tokens": 2})
+        assert status == 500
+        assert "no request got any further in 30.0 s" in refused["error"]["message"]
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert said[0].startswith("the engine is stuck: no request got any further in 30.0 s")
+        assert "needs 3 KV cache blocks" in said[0]
+        await client.post("/pause")
+        await client.post("/resume")
+        assert (await client.ask("GET", "/health"))[0] == 503
+        await client.post("/mock/restart")
+        assert (await client.ask("GET", "/health"))[0] == 200
+        await client.post("/v1/completions", SHORT)
+
+
+class Motionless(Scheduler):
+    def schedule(self) -> Plan:
+        return Plan()
+
+
+async def test_a_preemption_is_counted_with_the_next_token_of_its_request() -> None:
+    async with serving(env=DEV) as client:
+        (driver,) = client.replica.drivers
+        task = await client.started({"max_tokens": 400})
+        gone = await client.started({"max_tokens": 400, "request_id": "gone"})
+        while any(choice.count == 0 for choice in driver.choices) or len(driver.choices) < 2:
+            await asyncio.sleep(0.002)
+        await client.post("/pause?mode=keep")
+        assert await client.post("/reset_prefix_cache?reset_running_requests=true") == {"success": True}
+        assert driver.snapshot().preemptions == 2
+        assert await client.metric("vllm:num_preemptions_total") == 0
+        await client.post("/abort_requests", {"request_ids": ["gone"]})
+        await gone
+        await client.post("/resume")
+        await task
+        assert await client.metric("vllm:num_preemptions_total") == 1
 
 
 async def test_lateness_is_measured_and_never_added_to_the_models_time() -> None:

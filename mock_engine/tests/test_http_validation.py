@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mock_engine import RequestError
-from mock_engine.protocol import Sampling, parse_chat, parse_completion, parse_either, read_json, sampling
+from mock_engine.protocol import parse_chat, parse_completion, parse_either, read_json
+from mock_engine.sampling import Sampling, check_logprobs, sampling
 from mock_engine.schemas import TOKENIZE_CHAT, TOKENIZE_PROMPT
 from mock_engine.validate import Bool, Float, Int, List, Problem, Str, Union
 
@@ -194,14 +195,70 @@ def chosen(**fields: Any) -> Sampling:
         ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0."),
         ({"max_tokens": 1, "min_tokens": 5}, "min_tokens must be less than or equal to max_tokens=1, got 5."),
         ({"stop": [""]}, "stop cannot contain an empty string."),
-        (
-            {"logprobs": 21},
-            "Requested sample logprobs of 21, which is greater than max allowed: 20 (parameter=logprobs, value=21)",
-        ),
     ],
 )
 def test_sampling_values_out_of_range_are_refused(fields: dict[str, Any], message: str) -> None:
     assert refused(lambda: chosen(**fields)).message == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "param", "wanted"),
+    [
+        ({"logprobs": 21}, "sample", "logprobs", 21),
+        ({"logprobs": -1}, "sample", "logprobs", 32000),
+        ({"prompt_logprobs": 21}, "prompt", "prompt_logprobs", 21),
+        ({"prompt_logprobs": -1}, "prompt", "prompt_logprobs", 32000),
+        ({"logprobs": 20, "prompt_logprobs": 20}, "", "", None),
+    ],
+)
+def test_more_logprobs_than_served_are_refused_and_minus_one_means_all(
+    fields: dict[str, Any], kind: str, param: str, wanted: int | None
+) -> None:
+    how = chosen(**fields)
+    if wanted is None:
+        check_logprobs(how, 32000)
+        return
+    error = refused(check_logprobs, how, 32000)
+    said = f"Requested {kind} logprobs of {wanted}, which is greater than max allowed: 20"
+    assert (error.status, error.param, error.message) == (400, param, f"{said} (parameter={param}, value={wanted})")
+
+
+def test_a_bias_is_for_token_ids() -> None:
+    error = refused(lambda: chosen(logit_bias={"5": 1, "word": 2}))
+    assert (error.param, "['word']" in error.message) == ("logit_bias", True)
+    chosen(logit_bias={"5": 1})
+
+
+@pytest.mark.parametrize("more", [{}, {"prompt": "x"}])
+def test_embeddings_are_refused_as_by_a_server_without_them(more: dict[str, Any]) -> None:
+    error = refused(parse_completion, {"prompt_embeds": "abc", **more})
+    assert (error.status, error.param) == (400, "prompt_embeds")
+    assert "--enable-prompt-embeds" in error.message
+
+
+def test_greedy_sampling_puts_the_other_values_back_and_a_tiny_temperature_is_lifted() -> None:
+    greedy = chosen(temperature=0, top_p=0.5, top_k=5, min_p=0.3).rendered
+    assert (greedy["top_p"], greedy["min_p"], "top_k" in greedy) == (1.0, 0.0, False)
+    assert chosen(temperature=0.001).temperature == 0.01
+
+
+def test_an_echo_with_logprobs_asks_for_those_of_the_prompt_too() -> None:
+    assert chosen(echo=True, logprobs=2).prompt_logprobs == 2
+    assert chosen(echo=True, logprobs=2).rendered["skip_reading_prefix_cache"] is True
+    assert chosen(logprobs=2).prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "word"),
+    [
+        ({"max_pattern_size": -1}, "must be >=0"),
+        ({"max_pattern_size": 2, "min_pattern_size": 3}, "min_pattern_size <= max_pattern_size"),
+        ({"max_pattern_size": 2, "min_count": 1}, "min_count must be >= 2"),
+    ],
+)
+def test_a_repetition_that_could_not_be_detected_is_refused(wanted: dict[str, int], word: str) -> None:
+    assert word in refused(parse_completion, {"prompt": "x", "repetition_detection": wanted}).message
+    parse_chat({"messages": [], "repetition_detection": {"max_pattern_size": 2, "min_count": 2}})
 
 
 def test_defaults_of_a_completion() -> None:

@@ -91,6 +91,38 @@ def test_an_empty_cache_has_an_empty_report() -> None:
     assert not any(base64.b64decode(report.body("bloom")["bits"]))
 
 
+KNOWN_PROMPTS = (list(range(2000, 2320)), [*range(2000, 2160), *range(7000, 7112)], [9] * 100)
+KNOWN_TOP_K = {
+    "generation": 3,
+    "block_size": 16,
+    "form": "top-k",
+    "prefixes": [
+        {"token_hash": 5637801577679984127, "tokens": 320, "blocks": 20, "block_hash": 14422865675947530505},
+        {"token_hash": 5164312152339093750, "tokens": 272, "blocks": 17, "block_hash": 6382468232585956084},
+    ],
+}
+KNOWN_BLOOM = {
+    "generation": 3,
+    "block_size": 16,
+    "form": "bloom",
+    "bits": (
+        "ICI9AFECRIEJFgAIIBwABGBIgNAQjChihAAAIRgARMgQAASAAFKQCEIIcCIAAAQIIKAABCKhDBATogoCAkIEhAsYUACgQyxgiAEAARBAAEOYQAgA"
+        "AwACCREAAEAAwAILAoCIBASghHFIAWEA0AEUoBdDKCUCUaQgAMKHHEoRoRA="
+    ),
+    "hashes": 7,
+    "m": 1024,
+}
+
+
+async def test_the_report_of_a_known_cache_is_this_in_both_forms() -> None:
+    """Of two prompts that share 160 tokens, and one that is too short for the list. Printed by asking the route."""
+    async with serving() as client:
+        for prompt in KNOWN_PROMPTS:
+            await client.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})
+        assert await client.get("/prefix_cache_state") == KNOWN_TOP_K
+        assert await client.get("/prefix_cache_state?form=bloom") == KNOWN_BLOOM
+
+
 async def test_the_route_lists_the_longest_prefixes_of_256_tokens_and_more() -> None:
     async with serving("--mock-report-top-k", "2") as client:
         prompts = [[at] * length for at, length in ((1, 300), (2, 600), (3, 200), (4, 400))]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mock_engine import FIRST_TOKEN_ID, TOKEN_RANGE, ConfigError, generated_token_ids
+from mock_engine import FIRST_TOKEN_ID, TOKEN_RANGE, ConfigError, RequestError, generated_token_ids
 from mock_engine.chat import DEFAULT_TEMPLATE, ChatTemplate
 from mock_engine.tokenizer import SPECIALS, FileTokenizer, WordTokenizer, load_tokenizer, word
 
@@ -112,3 +112,11 @@ def test_a_real_decoder_gives_the_same_text_piece_by_piece() -> None:
 def test_a_tokenizer_that_is_not_there_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"give a tokenizer\.json"):
         load_tokenizer(str(tmp_path / "nothing.json"))
+
+
+def test_half_a_surrogate_pair_is_no_text_for_a_real_tokenizer() -> None:
+    real = FileTokenizer(MODEL)
+    for read in (real.encode, real.offsets):
+        with pytest.raises(RequestError, match="cannot be tokenised") as refused:
+            read("a\ud800")
+        assert refused.value.status == 400
