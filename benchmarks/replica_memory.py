@@ -13,11 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +21,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
+from harness.processes import PYTHON, Child, Children, free_ports, wait_ready
 from mock_engine import Preset
 from mock_engine.presets import preset_toml
 
@@ -40,16 +37,11 @@ SMALL_BLOCKS = 1_000
 
 @dataclass(frozen=True)
 class Replica:
-    process: subprocess.Popen[bytes]
+    child: Child
     url: str
 
     def rss_mb(self) -> float:
-        return float(psutil.Process(self.process.pid).memory_info().rss / MB)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+        return float(psutil.Process(self.child.process.pid).memory_info().rss / MB)
 
 
 @contextlib.contextmanager
@@ -60,36 +52,23 @@ def started(folder: Path, blocks: int) -> Iterator[Replica]:
     )  # fmt: skip
     file = folder / "slow.toml"
     file.write_text(preset_toml(preset), encoding="utf-8")
-    port, events = free_port(), free_port()
+    port, events = free_ports(2)
     kv_events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": f"tcp://127.0.0.1:{events}"}
     command = [
-        sys.executable, "-m", "mock_engine", "--host", "127.0.0.1", "--port", str(port), "--mock-preset", str(file),
+        *PYTHON, "-m", "mock_engine", "--host", "127.0.0.1", "--port", str(port), "--mock-preset", str(file),
         "--kv-events-config", json.dumps(kv_events),
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield Replica(process, f"http://127.0.0.1:{port}")
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    with Children(folder) as children:
+        child = children.start("replica", command)
+        url = f"http://127.0.0.1:{port}"
+        wait_ready(child, f"{url}/health", WAIT_S_MAX)
+        yield Replica(child, url)
 
 
 async def state(client: aiohttp.ClientSession, url: str) -> dict[str, int]:
     async with client.get(f"{url}/mock/state") as answer:
         found: dict[str, int] = await answer.json()
         return found
-
-
-async def until_up(client: aiohttp.ClientSession, url: str) -> None:
-    deadline = time.monotonic() + WAIT_S_MAX
-    while True:
-        try:
-            await state(client, url)
-            return
-        except aiohttp.ClientError:
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{url} did not start within {WAIT_S_MAX} s") from None
-            await asyncio.sleep(POLL_S)
 
 
 async def stream(client: aiohttp.ClientSession, url: str, prompt: list[int], answer_tokens: int) -> None:
@@ -108,7 +87,6 @@ async def fill(replica: Replica, blocks: int, requests: int) -> tuple[float, flo
     prompt_tokens = (blocks - 1) // requests * BLOCK - ANSWER_TOKENS
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as client:
-        await until_up(client, replica.url)
         idle_mb = peak_mb = replica.rss_mb()
         used = 0
         prompts = ([1000 + (i * 7919 + k * k) % 30_000 for k in range(prompt_tokens)] for i in range(requests))
@@ -126,12 +104,6 @@ async def fill(replica: Replica, blocks: int, requests: int) -> tuple[float, flo
         return idle_mb, peak_mb, used
 
 
-async def idle(replica: Replica) -> float:
-    async with aiohttp.ClientSession() as client:
-        await until_up(client, replica.url)
-        return replica.rss_mb()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=100_000)
@@ -141,7 +113,7 @@ def main() -> None:
         parser.error(f"--blocks {args.blocks} hold no {args.requests} requests of {ANSWER_TOKENS} tokens: give more")
     with tempfile.TemporaryDirectory() as folder:
         with started(Path(folder), SMALL_BLOCKS) as replica:
-            small_mb = asyncio.run(idle(replica))
+            small_mb = replica.rss_mb()
         with started(Path(folder), args.blocks) as replica:
             idle_mb, peak_mb, used = asyncio.run(fill(replica, args.blocks, args.requests))
     print(f"{'':44}{'MB':>7}{'ratio':>8}")
