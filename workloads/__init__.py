@@ -5,13 +5,14 @@ asks for it.
 """
 
 from workloads.agentic import AgenticCoding
-from workloads.analysis import Analysis, Dilution, analyze
+from workloads.analysis import Analysis, Dilution, SharedLengths, analyze
 from workloads.bursts import GroupBurst, Waves
 from workloads.config import WORKLOADS, make_workload, resolved, workload_keys
 from workloads.errors import SpanError, TraceError, WorkloadConfigError, WorkloadsError
+from workloads.limits import SESSIONS_MAX
 from workloads.multi_turn import MultiTurn
 from workloads.order import Sent, requests_in_order
-from workloads.prefixes import InfiniteCache, ceiling_cached_tokens, turn_by_turn
+from workloads.prefixes import Exchange, InfiniteCache, ceiling_cached_tokens, turn_by_turn
 from workloads.rag import Rag
 from workloads.rollouts import RlRollout
 from workloads.sessions import Session, Turn, Workload
@@ -36,12 +37,14 @@ from workloads.value import Verdict, value_estimate
 
 __all__ = [
     "FIRST_TOKEN_ID",
+    "SESSIONS_MAX",
     "TOKEN_RANGE",
     "TRACE_FORMATS",
     "WORKLOADS",
     "AgenticCoding",
     "Analysis",
     "Dilution",
+    "Exchange",
     "GroupBurst",
     "InfiniteCache",
     "MultiTurn",
@@ -49,6 +52,7 @@ __all__ = [
     "RlRollout",
     "Sent",
     "Session",
+    "SharedLengths",
     "SharedPrefix",
     "Span",
     "SpanError",

@@ -28,10 +28,11 @@ from workloads.distributions import (
     length_sampler,
     pause_sampler_us,
 )
+from workloads.limits import SESSIONS_MAX, SUBAGENTS_MAX, TOKENS_MAX, TURNS_MAX, at_least, sessions, share
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
-from workloads.table import WorkloadTable, at_least, share
+from workloads.table import WorkloadTable
 
 
 class AgenticCoding(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,19 +70,21 @@ class AgenticCoding(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fie
     """A session ends before a request that would be longer with its answer."""
 
     def __post_init__(self) -> None:
-        at_least("sessions", self.task_count, 1)
-        at_least("system_prompt_tokens", self.system_prompt_tokens, 0)
-        at_least("subagent_system_prompt_tokens", self.subagent_system_prompt_tokens, 0)
-        check_length("turns", self.turns, 1)
+        super().__post_init__()
+        at_least("sessions", self.task_count, 1, SESSIONS_MAX)
+        at_least("system_prompt_tokens", self.system_prompt_tokens, 0, TOKENS_MAX)
+        at_least("subagent_system_prompt_tokens", self.subagent_system_prompt_tokens, 0, TOKENS_MAX)
+        check_length("turns", self.turns, 1, TURNS_MAX)
         check_length("first_input_tokens", self.first_input_tokens, 1)
         check_length("tool_result_tokens", self.tool_result_tokens, 1)
         check_length("output_tokens", self.output_tokens, 1)
         check_pause("tool_time_ms", self.tool_time_ms)
-        at_least("subagents", self.subagents, 0)
-        check_length("subagent_turns", self.subagent_turns, 1)
+        at_least("subagents", self.subagents, 0, SUBAGENTS_MAX)
+        check_length("subagent_turns", self.subagent_turns, 1, TURNS_MAX)
         check_length("subagent_input_tokens", self.subagent_input_tokens, 1)
         share("parallel_share", self.parallel_share)
-        at_least("max_context_tokens", self.max_context_tokens, 2)
+        at_least("max_context_tokens", self.max_context_tokens, 2, TOKENS_MAX)
+        sessions("sessions x (1 + subagents)", self.session_count)
 
     @property
     def session_count(self) -> int:
@@ -122,12 +125,12 @@ class _Agents:
         self._table = table
         self._spans, self._ids = streams["workloads.spans"], streams["workloads.session_ids"]
         self._calls = streams["workloads.subagent_calls"]
-        self._turns = length_sampler(table.turns, streams["workloads.turns"], 1)
+        self._turns = length_sampler(table.turns, streams["workloads.turns"], 1, TURNS_MAX)
         self._first = length_sampler(table.first_input_tokens, streams["workloads.first_input_tokens"], 1)
         self._result = length_sampler(table.tool_result_tokens, streams["workloads.tool_result_tokens"], 1)
         self._output = length_sampler(table.output_tokens, streams["workloads.output_tokens"], 1)
         self._tool_us = pause_sampler_us(table.tool_time_ms, streams["workloads.tool_time"])
-        self._sub_turns = length_sampler(table.subagent_turns, streams["workloads.subagent_turns"], 1)
+        self._sub_turns = length_sampler(table.subagent_turns, streams["workloads.subagent_turns"], 1, TURNS_MAX)
         self._sub_input = length_sampler(table.subagent_input_tokens, streams["workloads.subagent_input_tokens"], 1)
 
     def task(self, number: int, system: tuple[Span, ...], sub_system: tuple[Span, ...]) -> Iterator[Session]:

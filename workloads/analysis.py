@@ -8,6 +8,7 @@ a prompt the last token is never a hit. Nothing is laid out as tokens.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from workloads.blocks import block_keys
-from workloads.order import requests_in_order
+from workloads.order import Sent, requests_in_order
 from workloads.spans import prompt_tokens
 from workloads.stack_distance import StackDistances
 from workloads.streams import Streams
 from workloads.table import WorkloadTable
+from workloads.traces.rows import digest
 from workloads.value import Verdict, verdict
 
 REPLICAS = (1, 2, 4, 8, 16, 32)
@@ -35,6 +37,16 @@ class Dilution:
     1 - (1 - 1/N)^m."""
     rule_of_thumb: float
     """hit_rate of one cache, divided by N: exact when every prefix was seen once before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLengths:
+    """Requests whose longest prefix in common with a recent one has so many tokens."""
+
+    low: int
+    high: int
+    """Both included, whole blocks; 0 and 0 for those that share no block."""
+    requests: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +68,8 @@ class Analysis:
     """Mean length of the longest such prefix, over these; None without any."""
     shared_fraction_mean: float | None
     """The same as a share of the prompt."""
+    shared_lengths: tuple[SharedLengths, ...]
+    """Every request by its shared length; each bin but the first goes to twice its lowest length."""
     hit_rate: float
     """Cached share of prompt tokens in one cache that never evicts: the ceiling."""
     distinct_blocks: int
@@ -128,7 +142,7 @@ def analyze(
     for number, sent in enumerate(requests_in_order(workload.sessions(streams), concurrency)):
         if number == requests_max:
             break
-        walk.take(sent.prompt, sent.turn.output, first=sent.turn.index == 0)
+        walk.take(sent)
     return walk.result(cache_blocks)
 
 
@@ -144,16 +158,19 @@ class _Walk:
         self._prompts: set[int] = set()
         self._sessions = self._outputs = self._sharing = self._hits = 0
         self._shared_sum = self._fraction_sum = 0.0
+        self._shared_bins: Counter[int] = Counter()
+        """By the bits of the number of shared blocks."""
         self._expected = np.zeros(len(replicas))
         self._miss = np.array([1 - 1 / n for n in replicas])
 
-    def take(self, prompt: tuple[tuple[int, int], ...], answer: tuple[int, int], *, first: bool) -> None:
+    def take(self, sent: Sent) -> None:
         size, number = self._size, len(self._lengths)
+        prompt, answer, salt = sent.prompt, sent.turn.output, sent.session.cache_salt
         length = prompt_tokens(prompt)
-        keys = block_keys((*prompt, (answer[0], answer[1] - 1)), size).tolist()
+        keys = block_keys((*prompt, (answer[0], answer[1] - 1)), size, 0 if salt is None else digest(salt)).tolist()
         self._lengths.append(length)
         self._outputs += answer[1]
-        self._sessions += first
+        self._sessions += sent.turn.index == 0
         self._prompts.add(int(block_keys(prompt, length)[0]))  # the prompt as one block
         hits, slots = self._distances.request(keys, (length - 1) // size)
         self._hits += hits
@@ -162,7 +179,7 @@ class _Walk:
         known = int(np.count_nonzero(seen))
         if known:
             self._expected += (1 - self._miss[:, None] ** seen[None, :hits]).sum(axis=1)
-            self._share(self._last[slots[:known]], number, length)
+        self._share(self._last[slots[:known]], number, length)
         self._seen[slots] += 1
         self._last[slots] = number
 
@@ -173,7 +190,9 @@ class _Walk:
 
     def _share(self, last: npt.NDArray[np.int64], number: int, length: int) -> None:
         old = np.flatnonzero(last < number - self._window)
-        shared = (int(old[0]) if len(old) else len(last)) * self._size
+        blocks = int(old[0]) if len(old) else len(last)
+        self._shared_bins[blocks.bit_length()] += 1
+        shared = blocks * self._size
         if shared >= self._min_prefix:
             self._sharing += 1
             self._shared_sum += shared
@@ -201,6 +220,12 @@ class _Walk:
             sharing_requests=self._sharing,
             shared_tokens_mean=self._shared_sum / self._sharing if self._sharing else None,
             shared_fraction_mean=self._fraction_sum / self._sharing if self._sharing else None,
+            shared_lengths=tuple(
+                SharedLengths(self._size << bits >> 1, self._size * ((1 << bits) - 1), self._shared_bins[bits])
+                if bits
+                else SharedLengths(0, 0, self._shared_bins[0])
+                for bits in range(max(self._shared_bins, default=-1) + 1)
+            ),
             hit_rate=ceiling,
             distinct_blocks=distinct,
             cache_blocks=tuple(int(size) for size in cache_blocks),

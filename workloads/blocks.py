@@ -41,8 +41,8 @@ def mix_one(value: int) -> int:
     return x ^ (x >> 31)
 
 
-def block_keys(spans: Sequence[Span], block_size: int) -> Keys:
-    """One key for each full block."""
+def block_keys(spans: Sequence[Span], block_size: int, salt: int = 0) -> Keys:
+    """One key for each full block; with another `salt` all keys are others."""
     kept = [span for span in spans if span[1] > 0]
     ends = np.cumsum(np.array([tokens for _, tokens in kept], dtype=np.int64))
     blocks = int(ends[-1]) // block_size if kept else 0
@@ -57,4 +57,4 @@ def block_keys(spans: Sequence[Span], block_size: int) -> Keys:
         first = (cuts - starts[inside]).astype(np.uint64)
         hashes = mix(mix(ids[inside] + first * _INCREMENT) + cuts.astype(np.uint64) * _PLACE)
         sums = np.cumsum(hashes, dtype=np.uint64)
-    return mix(sums[np.searchsorted(cuts, edges[1:], side="left") - 1])
+    return mix(sums[np.searchsorted(cuts, edges[1:], side="left") - 1]) ^ np.uint64(salt)

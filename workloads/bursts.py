@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from workloads.distributions import Length, check_length, length_sampler
+from workloads.limits import SESSIONS_MAX, TOKENS_MAX, at_least, milliseconds, sessions
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS
 from workloads.streams import Streams
-from workloads.table import WorkloadTable, at_least
+from workloads.table import WorkloadTable
 
 
 class Waves(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,9 +33,11 @@ class Waves(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Time between the starts of two waves; 0: a closed loop, in which the answers of one wave start the next."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("waves", "wave_size", "input_tokens", "output_tokens"):
-            at_least(name, getattr(self, name), 1)
-        _check_ms("every_ms", self.every_ms)
+            at_least(name, getattr(self, name), 1, TOKENS_MAX if name.endswith("tokens") else SESSIONS_MAX)
+        milliseconds("every_ms", self.every_ms)
+        sessions("waves x wave_size", self.session_count)
 
     @property
     def session_count(self) -> int:
@@ -71,10 +74,12 @@ class GroupBurst(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields
     output_tokens: Length = 128
 
     def __post_init__(self) -> None:
-        at_least("bursts", self.bursts, 1)
-        at_least("burst_size", self.burst_size, 1)
-        _check_ms("every_ms", self.every_ms)
-        _check_ms("within_ms", self.within_ms)
+        super().__post_init__()
+        at_least("bursts", self.bursts, 1, SESSIONS_MAX)
+        at_least("burst_size", self.burst_size, 1, SESSIONS_MAX)
+        sessions("bursts x burst_size", self.session_count)
+        milliseconds("every_ms", self.every_ms)
+        milliseconds("within_ms", self.within_ms)
         if self.every_ms and self.within_ms > self.every_ms:
             raise ValueError(
                 f"within_ms = {self.within_ms:g} is longer than every_ms = {self.every_ms:g}: bursts would "
@@ -102,8 +107,3 @@ class GroupBurst(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields
                     group=f"burst-{burst}",
                     start_us=opens_us + offset_us if self.every_ms else None,
                 )
-
-
-def _check_ms(name: str, value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} = {value:g}: give a time in milliseconds, 0 or more")

@@ -15,7 +15,11 @@ from typing import ClassVar
 
 import msgspec
 
+from workloads.limits import PAUSE_MS_MAX, TOKENS_MAX, shown
+
 _NORMAL = NormalDist()
+_WHOLE_MAX = 2**53
+"""Up to here a float tells whole numbers apart."""
 
 
 class _Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="dist"):
@@ -45,9 +49,16 @@ class _Distribution(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """No sample is above it; infinite when nothing bounds it."""
         return float("inf") if self.max is None else float(self.max)
 
+    def median(self) -> float:
+        """Half of the samples are below it, before bounds; infinite when it is beyond all numbers."""
+        try:
+            return self.quantile(0.5)
+        except OverflowError:
+            return math.inf
+
     def _check_bounds(self) -> None:
-        if any(bound is not None and math.isnan(bound) for bound in (self.min, self.max)):
-            raise ValueError("min or max is not a number: give one, or leave it out")
+        if any(bound is not None and not math.isfinite(bound) for bound in (self.min, self.max)):
+            raise ValueError("min or max is not a finite number: give one, or leave it out")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"min = {self.min:g} is above max = {self.max:g}: swap them")
 
@@ -59,6 +70,9 @@ class Uniform(_Distribution, frozen=True, kw_only=True, tag="uniform"):
     high: int
 
     def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high)):
+            if abs(value) > _WHOLE_MAX:
+                raise ValueError(f"{name} = {shown(value)}: give a whole number up to {shown(_WHOLE_MAX)}")
         if self.low > self.high:
             raise ValueError(f"low = {self.low} is above high = {self.high}: swap them")
         self._check_bounds()
@@ -186,29 +200,30 @@ class Distributions:
     }
 
 
-def length_sampler(value: Length, rng: random.Random, floor: int) -> Callable[[], int]:
-    """A function that draws whole numbers of at least `floor`, rounded to the nearest."""
+def length_sampler(value: Length, rng: random.Random, floor: int, ceiling: int = TOKENS_MAX) -> Callable[[], int]:
+    """A function that draws whole numbers from `floor` to `ceiling`, rounded to the nearest."""
     if isinstance(value, int):
         return lambda: value
     sample = value.sample
-    return lambda: max(floor, math.floor(sample(rng) + 0.5))
+    return lambda: max(floor, math.floor(min(max(sample(rng), -1.0), ceiling) + 0.5))
 
 
 def pause_sampler_us(value: Pause, rng: random.Random) -> Callable[[], int]:
-    """A function that draws pauses in whole microseconds, never below 0."""
+    """A function that draws pauses in whole microseconds, from 0 to the longest there is."""
     if isinstance(value, int | float):
         constant = round(value * 1000)
         return lambda: constant
     sample = value.sample
-    return lambda: max(0, round(sample(rng) * 1000))
+    return lambda: round(min(max(sample(rng), 0.0), PAUSE_MS_MAX) * 1000)
 
 
-def check_length(name: str, value: Length, at_least: int) -> None:
-    """Refuses a number that cannot be a length. Spread ones are lifted to `at_least` when drawn, but not if their
-    bounds lie below it altogether."""
+def check_length(name: str, value: Length, at_least: int, at_most: int = TOKENS_MAX) -> None:
+    """Refuses a number that cannot be a length. Spread ones are lifted to `at_least` and cut to `at_most` when drawn,
+    but not if their bounds or most of their samples lie beyond."""
     highest = value if isinstance(value, int) else value.highest()
     if highest < at_least:
-        raise ValueError(f"{name} = {highest:g} can never reach {at_least}: raise it")
+        raise ValueError(f"{name} = {shown(highest)} can never reach {at_least}: raise it")
+    _check_most(name, value, at_most, "")
 
 
 def check_pause(name: str, value: Pause) -> None:
@@ -221,6 +236,19 @@ def check_pause(name: str, value: Pause) -> None:
     highest = value if isinstance(value, int | float) else value.highest()
     if not highest >= 0:
         raise ValueError(f"{name} = {highest:g}: a pause is 0 ms or more")
+    _check_most(name, value, PAUSE_MS_MAX, " ms")
+
+
+def _check_most(name: str, value: float | Distribution, most: float, unit: str) -> None:
+    """A constant or a bound above `most` is a slip of the pen; so is a spread whose usual sample is."""
+    if isinstance(value, int | float):
+        found, where = value, ""
+    elif value.highest() < math.inf:
+        found, where = value.highest(), " at its highest"
+    else:
+        found, where = value.median(), " in half of its samples or more"
+    if not found <= most:
+        raise ValueError(f"{name} = {shown(found)}{unit}{where}: at most {most:,.0f}{unit} can be drawn, so lower it")
 
 
 def _positive(name: str, value: float) -> None:

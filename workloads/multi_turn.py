@@ -13,6 +13,7 @@ from typing import ClassVar
 import msgspec
 
 from workloads.distributions import Length, Pause, check_length, check_pause, length_sampler, pause_sampler_us
+from workloads.limits import SESSIONS_MAX, TOKENS_MAX, TURNS_MAX, at_least
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
@@ -47,16 +48,16 @@ class MultiTurn(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
     """Pause between an answer's end and the next request."""
 
     def __post_init__(self) -> None:
-        if self.session_count < 1:
-            raise ValueError(f"sessions = {self.session_count}: at least 1 is needed")
-        if self.shared_system_prompts < 0:
-            raise ValueError(f"shared_system_prompts = {self.shared_system_prompts}: give 0 for none, or more")
+        super().__post_init__()
+        at_least("sessions", self.session_count, 1, SESSIONS_MAX)
+        at_least("shared_system_prompts", self.shared_system_prompts, 0, SESSIONS_MAX)
         if self.shared_system_prompts and self.system_prompt_tokens < 1:
             raise ValueError(
                 f"system_prompt_tokens = {self.system_prompt_tokens}: a shared system prompt has at least "
                 "1 token; set shared_system_prompts = 0 for none"
             )
-        check_length("turns", self.turns, 1)
+        at_least("system_prompt_tokens", self.system_prompt_tokens, 0, TOKENS_MAX)
+        check_length("turns", self.turns, 1, TURNS_MAX)
         check_length("first_input_tokens", self.first_input_tokens, 1)
         check_length("input_tokens", self.input_tokens, 0)
         check_length("output_tokens", self.output_tokens, 1)
@@ -64,7 +65,7 @@ class MultiTurn(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids, groups = streams["workloads.spans"], streams["workloads.session_ids"], streams["workloads.groups"]
-        turns = length_sampler(self.turns, streams["workloads.turns"], 1)
+        turns = length_sampler(self.turns, streams["workloads.turns"], 1, TURNS_MAX)
         first = length_sampler(self.first_input_tokens, streams["workloads.first_input_tokens"], 1)
         later = length_sampler(self.input_tokens, streams["workloads.input_tokens"], 0)
         output = length_sampler(self.output_tokens, streams["workloads.output_tokens"], 1)

@@ -1,13 +1,16 @@
 """What a cache without a limit would have served: the ceiling of every hit rate.
 
-Prompts and answers are kept as a tree of spans, so cost and memory grow with spans and not with tokens. Hits are
+Prompts and answers are kept as a tree of spans, a tree for each cache salt, so cost and memory grow with spans and not
+with tokens. Hits are
 counted in the engine's block arithmetic: whole leading blocks only, and never the last token of a prompt, because
 something must be computed to get a first token.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from workloads.sessions import Session
 from workloads.spans import Span, prompt_tokens
@@ -30,17 +33,18 @@ class InfiniteCache:
         if block_size < 1:
             raise ValueError(f"block_size = {block_size}: a block holds at least 1 token")
         self.block_size = block_size
-        self._root = _Node()
+        self._roots: defaultdict[str | None, _Node] = defaultdict(_Node)
 
-    def lookup(self, prompt: Sequence[Span]) -> int:
-        """Cached tokens of a prompt, as an engine reports them."""
+    def lookup(self, prompt: Sequence[Span], salt: str | None = None) -> int:
+        """Cached tokens of a prompt, as an engine reports them. `salt` is that of its session: text that was stored
+        under another one is not there."""
         reusable = prompt_tokens(prompt) - 1
-        shared = min(self.shared_tokens(prompt), reusable)
+        shared = min(self.shared_tokens(prompt, salt), reusable)
         return max(0, shared // self.block_size * self.block_size)
 
-    def store(self, text: Iterable[Span]) -> None:
+    def store(self, text: Iterable[Span], salt: str | None = None) -> None:
         """Makes a prompt, or a prompt with its answer, reusable."""
-        node = self._root
+        node = self._roots[salt]
         for span in text:
             span_id, tokens = span
             if tokens <= 0:
@@ -52,14 +56,14 @@ class InfiniteCache:
                 below = node.next[span] = _Node()
             node = below
 
-    def store_answer(self, prompt: Sequence[Span], answer: Span) -> None:
+    def store_answer(self, prompt: Sequence[Span], answer: Span, salt: str | None = None) -> None:
         """Makes a finished turn reusable. An engine never computes the last token that it generates, so the answer
         counts without it."""
-        self.store((*prompt, (answer[0], answer[1] - 1)))
+        self.store((*prompt, (answer[0], answer[1] - 1)), salt)
 
-    def shared_tokens(self, prompt: Iterable[Span]) -> int:
-        """Leading tokens of a prompt that any stored text also begins with, before block arithmetic."""
-        node, shared = self._root, 0
+    def shared_tokens(self, prompt: Iterable[Span], salt: str | None = None) -> int:
+        """Leading tokens of a prompt that any text stored under its salt also begins with, before block arithmetic."""
+        node, shared = self._roots[salt], 0
         for span in prompt:
             span_id, tokens = span
             if tokens <= 0:
@@ -72,22 +76,30 @@ class InfiniteCache:
         return shared
 
 
-def ceiling_cached_tokens(turns: Iterable[tuple[Sequence[Span], Span]], block_size: int) -> int:
-    """Cached prompt tokens of one infinite cache over (prompt, answer) pairs in the order of their admission.
+class Exchange(NamedTuple):
+    """A request and its answer, as a cache sees them."""
 
-    Each answer counts as known before the next pair, so this is an upper bound for requests that overlap; drive
+    prompt: Sequence[Span]
+    answer: Span
+    salt: str | None = None
+
+
+def ceiling_cached_tokens(exchanges: Iterable[Exchange], block_size: int) -> int:
+    """Cached prompt tokens of one infinite cache over exchanges in the order of their admission.
+
+    Each answer counts as known before the next exchange, so this is an upper bound for requests that overlap; drive
     an `InfiniteCache` by hand where the overlap matters.
     """
     cache = InfiniteCache(block_size)
     hits = 0
-    for prompt, answer in turns:
-        hits += cache.lookup(prompt)
-        cache.store_answer(prompt, answer)
+    for prompt, answer, salt in exchanges:
+        hits += cache.lookup(prompt, salt)
+        cache.store_answer(prompt, answer, salt)
     return hits
 
 
-def turn_by_turn(sessions: Iterable[Session]) -> Iterator[tuple[tuple[Span, ...], Span]]:
-    """Sessions as (prompt, answer) pairs, one session after the other, for `ceiling_cached_tokens`."""
+def turn_by_turn(sessions: Iterable[Session]) -> Iterator[Exchange]:
+    """Sessions as exchanges, one session after the other, for `ceiling_cached_tokens`."""
     for session in sessions:
         for turn, prompt in session.prompts():
-            yield prompt, turn.output
+            yield Exchange(prompt, turn.output, session.cache_salt)

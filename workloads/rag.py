@@ -7,16 +7,20 @@ application can do about it.
 
 from __future__ import annotations
 
+import random
 from bisect import bisect
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import ClassVar, Literal
 
 from workloads.distributions import Length, check_length, length_sampler
+from workloads.limits import CHUNKS_MAX, CORPUS_CHUNKS_MAX, SESSIONS_MAX, TOKENS_MAX, at_least
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
-from workloads.table import WorkloadTable, at_least
+from workloads.table import WorkloadTable
+
+REPEATS_MAX = 32
 
 
 class Rag(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,8 +45,10 @@ class Rag(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
     output_tokens: Length = 256
 
     def __post_init__(self) -> None:
-        for name in ("requests", "corpus_chunks", "chunks_per_request"):
-            at_least(name, getattr(self, name), 1)
+        super().__post_init__()
+        at_least("requests", self.requests, 1, SESSIONS_MAX)
+        at_least("corpus_chunks", self.corpus_chunks, 1, CORPUS_CHUNKS_MAX)
+        at_least("chunks_per_request", self.chunks_per_request, 1, CHUNKS_MAX)
         if self.chunks_per_request > self.corpus_chunks:
             raise ValueError(
                 f"chunks_per_request = {self.chunks_per_request}: the corpus has {self.corpus_chunks} chunks "
@@ -50,7 +56,7 @@ class Rag(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if not 0 <= self.popularity <= 5:
             raise ValueError(f"popularity = {self.popularity:g}: give an exponent from 0 (all alike) to 5")
-        at_least("system_prompt_tokens", self.system_prompt_tokens, 0)
+        at_least("system_prompt_tokens", self.system_prompt_tokens, 0, TOKENS_MAX)
         check_length("chunk_tokens", self.chunk_tokens, 1)
         check_length("question_tokens", self.question_tokens, 1)
         check_length("output_tokens", self.output_tokens, 1)
@@ -69,12 +75,10 @@ class Rag(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if self.system_prompt_tokens:
             system = ((corpus.getrandbits(SPAN_ID_BITS), self.system_prompt_tokens),)
         chunks: list[Span] = [(corpus.getrandbits(SPAN_ID_BITS), length()) for _ in range(self.corpus_chunks)]
-        weights = list(accumulate((rank + 1) ** -self.popularity for rank in range(self.corpus_chunks)))
+        ranks = _Zipf(self.corpus_chunks, self.popularity)
         for number in range(self.requests):
-            taken: dict[int, None] = {}
-            while len(taken) < self.chunks_per_request:
-                taken[min(bisect(weights, retrieval.random() * weights[-1]), self.corpus_chunks - 1)] = None
-            picked = sorted(taken) if self.chunk_order == "ranked" else list(taken)
+            taken = ranks.draw(self.chunks_per_request, retrieval)
+            picked = sorted(taken) if self.chunk_order == "ranked" else taken
             asked = (spans.getrandbits(SPAN_ID_BITS), question())
             yield Session(
                 session_id=f"q{number:06d}-{ids.getrandbits(32):08x}",
@@ -87,3 +91,35 @@ class Rag(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 ),
                 group="corpus",
             )
+
+
+class _Zipf:
+    """Different ranks from 0 on, drawn one after the other with a weight of `(rank + 1) ** -exponent`."""
+
+    def __init__(self, count: int, exponent: float) -> None:
+        weights = [(rank + 1) ** -exponent for rank in range(count)]
+        self._sums = list(accumulate(weights))
+        self._rest = list(accumulate(reversed(weights)))
+        """Sums from the last rank on, which keep what a sum from the first loses: the weight of a steep law's tail."""
+
+    def draw(self, count: int, rng: random.Random) -> list[int]:
+        """A rank that was drawn already is drawn again. After `REPEATS_MAX` in a row the popular ones are used up: then
+        only the ranks from the first free one on take part, which changes no chance."""
+        taken: dict[int, None] = {}
+        first = repeats = 0
+        while len(taken) < count:
+            before = len(taken)
+            taken[self._one(first, rng)] = None
+            repeats = 0 if len(taken) > before else repeats + 1
+            if repeats == REPEATS_MAX:
+                repeats = 0
+                while first in taken:
+                    first += 1
+        return list(taken)
+
+    def _one(self, first: int, rng: random.Random) -> int:
+        last = len(self._sums) - 1
+        if not first:
+            return min(bisect(self._sums, rng.random() * self._sums[-1]), last)
+        place = bisect(self._rest, rng.random() * self._rest[last - first], 0, last - first)
+        return last - place

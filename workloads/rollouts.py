@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from workloads.distributions import Length, Pause, check_length, check_pause, length_sampler, pause_sampler_us
+from workloads.limits import SESSIONS_MAX, STEP_ROLLOUTS_MAX, TURNS_MAX, at_least, sessions
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
-from workloads.table import WorkloadTable, at_least
+from workloads.table import WorkloadTable
 
 
 class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,8 +59,11 @@ class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
         return table | {"rollouts_per_step": groups * samples}
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rollouts_per_step", "samples_per_prompt"):
-            at_least(name, getattr(self, name), 1)
+        super().__post_init__()
+        at_least("steps", self.steps, 1, SESSIONS_MAX)
+        at_least("rollouts_per_step", self.rollouts_per_step, 1, STEP_ROLLOUTS_MAX)
+        at_least("samples_per_prompt", self.samples_per_prompt, 1)
+        sessions("steps x rollouts_per_step", self.session_count)
         at_least("weight_sync_every_steps", self.weight_sync_every_steps, 0)
         if self.rollouts_per_step % self.samples_per_prompt:
             raise ValueError(
@@ -71,7 +75,7 @@ class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"stragglers = {self.stragglers}: a step has {self.rollouts_per_step} rollouts "
                 f"(rollouts_per_step), so give 0 to {self.rollouts_per_step}"
             )
-        check_length("turns", self.turns, 1)
+        check_length("turns", self.turns, 1, TURNS_MAX)
         check_length("first_input_tokens", self.first_input_tokens, 1)
         check_length("tool_tokens", self.tool_tokens, 0)
         check_length("output_tokens", self.output_tokens, 1)
@@ -88,7 +92,7 @@ class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids = streams["workloads.spans"], streams["workloads.session_ids"]
-        turns = length_sampler(self.turns, streams["workloads.turns"], 1)
+        turns = length_sampler(self.turns, streams["workloads.turns"], 1, TURNS_MAX)
         first = length_sampler(self.first_input_tokens, streams["workloads.first_input_tokens"], 1)
         tool = length_sampler(self.tool_tokens, streams["workloads.tool_tokens"], 0)
         output = length_sampler(self.output_tokens, streams["workloads.output_tokens"], 1)

@@ -64,6 +64,9 @@ class Session:
     after: tuple[str, ...] = ()
     """What must have ended before the first turn is sent: ids of sessions, names of turns. Whoever yields the session
     yields these too; they may come later only if another session's turn waits for this one."""
+    cache_salt: str | None = None
+    """Sent with every request, as vLLM's `cache_salt`: sessions with another salt (None is one more) share no block,
+    however equal their text."""
 
     def prompt(self, turn_index: int) -> tuple[Span, ...]:
         """The whole prompt of a turn."""

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from workloads.distributions import Length, check_length, length_sampler
+from workloads.limits import SESSIONS_MAX, at_least, sessions, share
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
-from workloads.table import WorkloadTable, at_least, share
+from workloads.table import WorkloadTable
 
 
 class SharedPrefix(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,8 +41,10 @@ class SharedPrefix(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share of requests that begin with their group's prefix; the others have one of their own, just as long."""
 
     def __post_init__(self) -> None:
-        at_least("num_groups", self.num_groups, 1)
-        at_least("num_prompts_per_group", self.num_prompts_per_group, 1)
+        super().__post_init__()
+        at_least("num_groups", self.num_groups, 1, SESSIONS_MAX)
+        at_least("num_prompts_per_group", self.num_prompts_per_group, 1, SESSIONS_MAX)
+        sessions("num_groups x num_prompts_per_group", self.session_count)
         check_length("system_prompt_len", self.system_prompt_len, 1)
         check_length("question_len", self.question_len, 0)
         check_length("output_len", self.output_len, 1)
@@ -92,7 +95,8 @@ class UniformUnique(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fie
     output_tokens: Length = 128
 
     def __post_init__(self) -> None:
-        at_least("requests", self.requests, 1)
+        super().__post_init__()
+        at_least("requests", self.requests, 1, SESSIONS_MAX)
         check_length("input_tokens", self.input_tokens, 1)
         check_length("output_tokens", self.output_tokens, 1)
 

@@ -1,8 +1,9 @@
 """What all kinds of workload have in common: the base of every `[workload]` table.
 
-A kind draws its sessions in `draw`; what `timestamp_prefix` adds is put in front here, from a stream of its own, so
-that switching it on changes no other number. The prefix is one token that differs in every request: the smallest
-change that makes every block of a prompt another one, as a clock at the top of a system prompt does.
+A kind draws its sessions in `draw`; what the base adds is put on them here, so that switching it on changes no other
+number. `timestamp_prefix` is one token that differs in every request, from a stream of its own: the smallest change
+that makes every block of a prompt another one, as a clock at the top of a system prompt does. `tenants` deals the
+sessions out in turn, so no chance enters; a session that waits for another one belongs to the same tenant.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from workloads.limits import SESSIONS_MAX, at_least
 from workloads.sessions import Session
 from workloads.spans import SPAN_ID_BITS
 from workloads.streams import Streams
@@ -29,6 +31,12 @@ class WorkloadTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     timestamp_prefix: bool = False
     """True: every request begins with a token of its own, so nothing can be reused."""
+    tenants: int = 1
+    """Owners of sessions, each with a cache salt of its own (`tenant-0`, ...): no block is shared between them, while
+    all texts stay as they are. 1: no salt. Salts that a trace states stand."""
+
+    def __post_init__(self) -> None:
+        at_least("tenants", self.tenants, 1, SESSIONS_MAX)
 
     @property
     def barrier(self) -> bool:
@@ -51,8 +59,13 @@ class WorkloadTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def sessions(self, streams: Streams) -> Iterator[Session]:
         """See `Workload`."""
-        drawn = self.draw(streams)
-        return _with_fronts(drawn, streams) if self.timestamp_prefix else drawn
+        return self.completed(self.draw(streams), streams)
+
+    def completed(self, drawn: Iterator[Session], streams: Streams) -> Iterator[Session]:
+        """Drawn sessions with what the base adds. Raises ValueError."""
+        if self.timestamp_prefix:
+            drawn = _with_fronts(drawn, streams)
+        return _with_salts(drawn, self.tenants) if self.tenants != 1 else drawn
 
     def syncs_after_step(self, step: int) -> bool:
         """True: new weights arrive when every rollout of this step has ended, which makes all cached KV worthless. A
@@ -70,13 +83,15 @@ def _with_fronts(sessions: Iterator[Session], streams: Streams) -> Iterator[Sess
         yield replace(session, turns=turns)
 
 
-def at_least(name: str, value: int, low: int) -> None:
-    """Refuses a whole number below `low`."""
-    if value < low:
-        raise ValueError(f"{name} = {value}: at least {low} is needed")
-
-
-def share(name: str, value: float) -> None:
-    """Refuses what is no share of a whole."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} = {value:g}: give a share from 0 to 1")
+def _with_salts(sessions: Iterator[Session], tenants: int) -> Iterator[Session]:
+    owners: dict[str, int] = {}
+    """Of everything that a later session may wait for."""
+    dealt = 0
+    for session in sessions:
+        owner = next((owners[name] for name in session.after if name in owners), None)
+        if owner is None:
+            owner = dealt % tenants
+            dealt += 1
+        for name in (session.session_id, *(turn.name for turn in session.turns if turn.name is not None)):
+            owners[name] = owner
+        yield session if session.cache_salt is not None else replace(session, cache_salt=f"tenant-{owner}")

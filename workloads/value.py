@@ -33,7 +33,12 @@ class Verdict:
 
     worth_it: bool
     value: float
+    """`value_estimate` of the four shares below."""
     text: str
+    prefill_fraction: float
+    achievable: float
+    baseline: float
+    shared_fraction: float
 
 
 def verdict(
@@ -59,10 +64,11 @@ def verdict(
         f"{achievable * shared_fraction:.0%}."
     )
     if worth_it:
-        return Verdict(True, value, text + " Try session affinity first, then routing on cache contents.")
-    gain = achievable - baseline
-    why = _why_not(replicas, prefill_fraction, sharing, min_prefix_tokens, prompt_tokens_median, gain)
-    return Verdict(False, value, f"{text} {why}")
+        text += " Try session affinity first, then routing on cache contents."
+    else:
+        gain = achievable - baseline
+        text += " " + _why_not(replicas, prefill_fraction, sharing, min_prefix_tokens, prompt_tokens_median, gain)
+    return Verdict(worth_it, value, text, prefill_fraction, achievable, baseline, shared_fraction)
 
 
 def _why_not(replicas: int, prefill: float, sharing: float, min_prefix: int, median: float, gain: float) -> str:

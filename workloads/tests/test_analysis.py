@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads import (
+    Exchange,
     Streams,
     analyze,
     ceiling_cached_tokens,
@@ -21,8 +22,13 @@ TABLES = [
     {"kind": "rag", "requests": 20, "corpus_chunks": 8, "chunks_per_request": 3},
     {"kind": "agentic-coding", "sessions": 2, "turns": 4, "subagent_turns": 3, "subagent_prefix": "context"},
     {"kind": "group-burst", "bursts": 2, "burst_size": 4},
+    {"kind": "shared-prefix", "num_groups": 3, "num_prompts_per_group": 9, "tenants": 2},
 ]
 tables = st.sampled_from(TABLES)
+
+
+def exchange(sent):
+    return Exchange(sent.prompt, sent.turn.output, sent.session.cache_salt)
 
 
 def order(table, seed=0, slots=16):
@@ -34,7 +40,7 @@ def order(table, seed=0, slots=16):
 def test_the_ceiling_is_that_of_one_infinite_cache(table, seed, block_size):
     found = analyze(make_workload(table), Streams(seed), block_size=block_size)
     sent = order(table, seed)
-    hits = ceiling_cached_tokens(((s.prompt, s.turn.output) for s in sent), block_size)
+    hits = ceiling_cached_tokens(map(exchange, sent), block_size)
     assert found.hit_rate == pytest.approx(hits / found.prompt_tokens)
     assert found.cache_hit_rates[-1] == pytest.approx(found.hit_rate)
     assert list(found.cache_hit_rates) == sorted(found.cache_hit_rates)
@@ -49,7 +55,9 @@ def test_shared_prefixes_are_those_with_any_of_the_recent_requests(table, seed, 
     texts = [(*s.prompt, (s.turn.output[0], s.turn.output[1] - 1)) for s in sent]
     shared = []
     for i, request in enumerate(sent):
-        recent = texts[max(0, i - window) : i]
+        recent = [
+            texts[k] for k in range(max(0, i - window), i) if sent[k].session.cache_salt == request.session.cache_salt
+        ]
         longest = max((common_prefix_tokens(text, request.prompt) for text in recent), default=0)
         shared.append(longest // 16 * 16)
     long = [length for length in shared if length >= 64]
@@ -68,7 +76,7 @@ def test_dilution_is_the_mean_over_all_random_placements(replicas):
     total = 0
     for places in itertools.product(range(replicas), repeat=len(sent)):
         for replica in range(replicas):
-            mine = [(s.prompt, s.turn.output) for s, place in zip(sent, places, strict=True) if place == replica]
+            mine = [exchange(s) for s, place in zip(sent, places, strict=True) if place == replica]
             total += ceiling_cached_tokens(mine, 16)
     expected = total / replicas ** len(sent) / found.prompt_tokens
     assert found.dilution[-1].hit_rate == pytest.approx(expected)
@@ -160,3 +168,22 @@ def test_a_verdict_for_replicas_that_were_not_asked_for_is_refused():
 
 def test_an_analysis_may_stop_early():
     assert analyze(make_workload({"kind": "uniform-unique"}), Streams(0), requests_max=10).requests == 10
+
+
+@given(tables, st.integers(0, 20), st.integers(1, 30))
+@settings(deadline=None, max_examples=15)
+def test_every_request_stands_in_one_bin_of_the_shared_lengths(table, seed, window):
+    found = analyze(make_workload(table), Streams(seed), window_requests=window)
+    bins = found.shared_lengths
+    assert sum(b.requests for b in bins) == found.requests
+    assert (bins[0].low, bins[0].high) == (0, 0)
+    assert [b.low for b in bins[1:]] == [16 << k for k in range(len(bins) - 1)]
+    assert all(b.high + 16 == 2 * b.low for b in bins[1:])
+    assert sum(b.requests for b in bins if b.low >= 256) == found.sharing_requests
+
+
+def test_a_verdict_says_what_its_value_is_made_of():
+    found = verdict({"kind": "multi-turn", "sessions": 30}, 8, 0.3)
+    assert found.value == value_estimate(
+        found.prefill_fraction, found.achievable, found.baseline, found.shared_fraction
+    )

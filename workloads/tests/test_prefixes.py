@@ -87,5 +87,5 @@ def test_the_ceiling_of_known_sessions():
 @given(st.integers(0, 1000), st.sampled_from([1, 16, 64]))
 @settings(deadline=None, max_examples=20)
 def test_the_ceiling_is_below_all_prompt_tokens(seed, block_size):
-    pairs = list(turn_by_turn(make_workload({"kind": "rl-rollout", "steps": 2, "turns": 3}).sessions(Streams(seed))))
-    assert 0 < ceiling_cached_tokens(pairs, block_size) < sum(prompt_tokens(prompt) for prompt, _ in pairs)
+    turns = list(turn_by_turn(make_workload({"kind": "rl-rollout", "steps": 2, "turns": 3}).sessions(Streams(seed))))
+    assert 0 < ceiling_cached_tokens(turns, block_size) < sum(prompt_tokens(turn.prompt) for turn in turns)

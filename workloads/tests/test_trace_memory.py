@@ -2,7 +2,7 @@
 
 import json
 import tracemalloc
-from itertools import count
+from itertools import count, islice
 
 import pytest
 
@@ -75,3 +75,25 @@ def test_a_large_trace_is_not_held_in_memory(tmp_path, form):
         tracemalloc.stop()
     assert found >= 400
     assert peak < HELD_MAX
+
+
+ROWS = 200_000
+LINE_BYTES_MAX = 100
+"""The index holds 60 bytes a line, 90 for a moment."""
+
+
+def test_the_index_of_two_hundred_thousand_interleaved_rows_is_small_whatever_their_text(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(ROWS):
+            row = f'"timestamp":{number},"input_length":600,"output_length":5,"hash_ids":[{number},1]'
+            file.write(f'{{"session_id":"s{number % 20_000}",{row},"extra":"{"x" * 100}"}}\n')
+    sessions = make_workload({"kind": "trace", "path": str(path)}).sessions(Streams(0))
+    tracemalloc.start()
+    try:
+        taken = list(islice(sessions, 500))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(len(session.turns) == 10 for session in taken)
+    assert peak < ROWS * LINE_BYTES_MAX + HELD_MAX

@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workloads import TRACE_FORMATS, Streams, TraceError, WorkloadConfigError, make_workload, prompt_tokens
+from workloads.traces.build import Builder, Timing
 from workloads.traces.recognise import recognise
+from workloads.traces.rows import Row
 
 DATA = Path(__file__).parent / "data"
 MOON = {"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [0, 1]}
@@ -502,3 +506,10 @@ def test_impossible_options_are_refused_before_anything_is_read(options, says):
 def test_a_folder_without_traces_is_an_error(tmp_path):
     with pytest.raises(WorkloadConfigError, match=r"has no \.json, \.jsonl or \.csv file"):
         load(tmp_path)
+
+
+@given(st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=24), st.sampled_from(["", "c1"]))
+def test_a_block_has_one_name_however_many_are_named_together(ids, scope):
+    row = Row("t", 1, "s", 16 * len(ids), 1, hash_ids=tuple(ids), block_size=16, scope=scope)
+    builder = Builder(5, Timing())
+    assert builder._block_ids(row, 0) == [name for n in range(len(ids)) for name in builder._block_ids(row, n, n + 1)]

@@ -47,8 +47,7 @@ class Bailian(LineForm):
         for number, line in session:
             read = decode(line, _Line, number, reading)
             name = name or f"chat{read.chat_id}"
-            if read.input_length < 1 or read.output_length < 1:
-                reading.skip("length 0, a failed request")
+            if reading.failed(number, read.input_length, read.output_length):
                 continue
             rows.append(
                 Row(

@@ -21,10 +21,12 @@ import numpy as np
 from workloads.blocks import MASK, mix, mix_one
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
-from workloads.traces.rows import Row, check_blocks, digest
+from workloads.traces.rows import Row, check_row, digest
 
 REMEMBERED_BLOCKS_MAX = 100_000
 """Blocks around answers that are kept for forks; about 45 MB when full. The oldest is forgotten first."""
+FEW_BLOCKS = 8
+"""So many ids are named one by one, which is faster than any array."""
 _TAIL, _ANSWER, _LOOSE, _TEXT = 0x7461696C, 0x616E7377, 0x6C6F6F73, 0x74657874
 """Kinds of spans that are named by something else than a whole block's id."""
 
@@ -98,7 +100,7 @@ class Builder:
         context = _Context()
         due = self._instants(rows)
         for i, row in enumerate(rows):
-            check_blocks(row)
+            check_row(row)
             goes_on = i > 0 and self._goes_on(rows[i - 1], row)
             if not goes_on:
                 context = _Context()
@@ -117,6 +119,7 @@ class Builder:
             group=first.group,
             start_us=due[0] if timed else None,
             after=first.wait_for,
+            cache_salt=first.cache_salt,
         )
 
     # ---- time -------------------------------------------------------------------------------------------------
@@ -250,8 +253,9 @@ class Builder:
     def _block_ids(self, row: Row, first: int, end: int | None = None) -> list[int]:
         """Span ids of a row's blocks."""
         ids = (row.hash_ids or ())[first:end]
-        if not ids:
-            return []
+        if len(ids) <= FEW_BLOCKS:
+            salt = self._scope(row.scope) if ids else 0
+            return [mix_one(number ^ salt) >> (64 - SPAN_ID_BITS) for number in ids]
         try:
             numbers = np.array(ids, dtype=np.uint64)
         except OverflowError:

@@ -127,6 +127,8 @@ def _rows(session: Session, block_size: int) -> list[dict[str, Any]]:
             row["wait_for"] = list(waits)
         if turn.restart:
             row["prefix_reset"] = True
+        if session.cache_salt is not None:
+            row["cache_salt"] = session.cache_salt
         row["input_length"] = prompt_tokens(prompt)
         row["output_length"] = turn.output[1]
         row["hash_ids"] = ids.of(prompt)
@@ -179,17 +181,18 @@ class _Count:
 
 
 def _counted(workload: WorkloadTable, streams: Streams, count: _Count) -> Iterator[Session]:
-    if not isinstance(workload, Trace) or workload.timestamp_prefix:
-        for session in workload.sessions(streams):
-            count.sessions += 1
-            yield session
-        return
+    drawn = _read(workload, streams, count) if isinstance(workload, Trace) else workload.draw(streams)
+    for session in workload.completed(drawn, streams):
+        count.sessions += 1
+        yield session
+
+
+def _read(workload: Trace, streams: Streams, count: _Count) -> Iterator[Session]:
     for conversation in read_trace(workload, streams):
         first = conversation.rows[0]
         count.form, count.skipped = conversation.form, conversation.reading.skipped
         count.source_block_size = first.block_size or count.source_block_size
         count.estimated += first.text is not None
-        count.sessions += len(conversation.sessions)
         yield from conversation.sessions
 
 

@@ -29,6 +29,18 @@ class Reading:
         """Counts a row that is no request."""
         self.skipped[why] = self.skipped.get(why, 0) + 1
 
+    def failed(self, line: int, inputs: int, outputs: int) -> bool:
+        """Whether a request failed when it was recorded, as a length of 0 says; then it is counted. Raises TraceError
+        for less than that."""
+        if min(inputs, outputs) < 0:
+            raise TraceError(
+                f"{self.path}:{line}", f"{min(inputs, outputs)} tokens: lengths are 0 (a failed request) or more"
+            )
+        if inputs and outputs:
+            return False
+        self.skip("length 0, a failed request")
+        return True
+
 
 class LineForm:
     """A form with one event a line."""

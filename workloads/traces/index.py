@@ -48,6 +48,13 @@ class Index:
         self._named: tuple[Numbers, Numbers] | None = None
 
     def add(self, offset: int, number: int, member: Member) -> None:
+        """Notes a line. Raises TraceError."""
+        try:
+            self._add(offset, number, member)
+        except OverflowError as error:
+            raise TraceError(f"{self.path}:{number}", "an id has more than 63 bits: number them anew") from error
+
+    def _add(self, offset: int, number: int, member: Member) -> None:
         self._offsets.append(offset)
         self._numbers.append(number)
         self._sessions.append(member.session)

@@ -1,4 +1,5 @@
-"""Mooncake rows, our native form, with what Dynamo adds: sessions, delays and a graph of what waits for what.
+"""Mooncake rows, our native form, with what Dynamo adds: sessions, delays and a graph of what waits for what; and a
+`cache_salt`, which keeps the blocks of tenants apart.
 
 `timestamp` and `delay` are milliseconds; ids are global; a partial block at the end has an id. Rows without
 `session_id` are requests of their own. In a session, later rows wait for the answer before: then `delay` and
@@ -35,6 +36,7 @@ class _Line(msgspec.Struct):
     wait_for: tuple[str | int, ...] = ()
     prefix_reset: bool | None = None
     tool_wait_ms: float | None = None
+    cache_salt: str | None = None
 
 
 class _Head(msgspec.Struct):
@@ -66,7 +68,14 @@ class Mooncake(LineForm):
         )
 
     def rows(self, session: list[tuple[int, bytes]], reading: Reading) -> list[Row]:
-        return [self._row(number, line, i, reading) for i, (number, line) in enumerate(session)]
+        rows = [self._row(number, line, i, reading) for i, (number, line) in enumerate(session)]
+        for row in rows:
+            if row.cache_salt != rows[0].cache_salt:
+                raise row.fault(
+                    f"cache_salt = {row.cache_salt!r} in a session that began with {rows[0].cache_salt!r}: its history "
+                    "would be another tenant's; give all rows of a session one salt"
+                )
+        return rows
 
     def _row(self, number: int, line: bytes, i: int, reading: Reading) -> Row:
         read = decode(line, _Line, number, reading)
@@ -88,6 +97,7 @@ class Mooncake(LineForm):
             pause_us=us(sum(delays), 1000) if delays else None,
             name=None if read.request_id is None else str(read.request_id),
             wait_for=tuple(map(str, read.wait_for)),
+            cache_salt=read.cache_salt,
         )
         if inputs is None or outputs is None:
             missing = "input_length" if inputs is None else "output_length"
@@ -96,6 +106,8 @@ class Mooncake(LineForm):
             raise row.fault(
                 f"input_length = {inputs} and output_length = {outputs}: a request has at least 1 token of each"
             )
+        if read.cache_salt == "":
+            raise row.fault("cache_salt is empty, which engines refuse: leave it out for none")
         if any(delay < 0 for delay in delays):
             raise row.fault(f"a wait of {min(delays):g} ms: times go forward, give 0 or more")
         return row

@@ -20,7 +20,7 @@ import msgspec
 
 from workloads.spans import Span, prompt_tokens
 from workloads.traces.forms import DocumentForm, Reading, convert
-from workloads.traces.rows import Row, digest, text_spans
+from workloads.traces.rows import Row, digest, text_spans, us
 
 
 class _Span(msgspec.Struct):
@@ -186,4 +186,4 @@ def _instant_us(value: str | float, row: Row) -> int:
             raise row.fault(f"time {value!r}: give ISO 8601, or nanoseconds since 1970") from error
         since = whole.timestamp() if whole.tzinfo else whole.replace(tzinfo=UTC).timestamp()
         return round(since * 1_000_000)
-    return int(value) // 1000
+    return int(value) // 1000 if isinstance(value, str | int) else us(value, 1e-3)

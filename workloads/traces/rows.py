@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from workloads.errors import TraceError
+from workloads.limits import TOKENS_MAX, shown
 from workloads.spans import SPAN_ID_BITS, Span
 
 
@@ -47,6 +48,8 @@ class Row:
     answer: Span | None = None
     """The answer's span, when other rows quote it."""
     group: str | None = None
+    cache_salt: str | None = None
+    """The same in all rows of a session."""
 
     @property
     def where(self) -> str:
@@ -57,9 +60,21 @@ class Row:
         return TraceError(self.where, what)
 
 
-def check_blocks(row: Row) -> None:
-    """Refuses ids that do not fit the length. Both roundings are found in the field: one id more for the partial
-    block at the end, or full blocks only."""
+TIME_US_MAX = 10**17
+"""3,000 years from any origin, which 64 bits hold as microseconds."""
+
+
+def check_row(row: Row) -> None:
+    """Refuses numbers out of all proportion, and ids that do not fit the length. Both roundings are found in the field:
+    one id more for the partial block at the end, or full blocks only."""
+    for tokens in (row.input_tokens, row.output_tokens):
+        if tokens > TOKENS_MAX:
+            raise row.fault(
+                f"{shown(tokens)} tokens: no model takes more than {TOKENS_MAX:,}, so is this column the right one?"
+            )
+    for time_us in (row.at_us, row.pause_us):
+        if time_us is not None and abs(time_us) > TIME_US_MAX:
+            raise row.fault("a time of more than 3,000 years, or none at all: is the unit the right one?")
     if row.hash_ids is None:
         return
     if row.block_size < 1:
@@ -74,8 +89,9 @@ def check_blocks(row: Row) -> None:
 
 
 def us(value: float, unit_us: float) -> int:
-    """A time of the trace in whole microseconds."""
-    return round(value * unit_us)
+    """A time of the trace in whole microseconds; what is no time, or too long for one, is just beyond the longest."""
+    scaled = value * unit_us
+    return round(scaled) if abs(scaled) <= TIME_US_MAX else TIME_US_MAX + 1
 
 
 def digest(*parts: object) -> int:

@@ -50,8 +50,7 @@ class _Table(LineForm):
         if len(cells) != self._width:
             raise TraceError(f"{reading.path}:{number}", f"{len(cells)} columns where {self._width} belong")
         inputs, outputs = (self._count(cells, name, number, reading) for name in (self.inputs, self.outputs))
-        if not inputs or not outputs:
-            reading.skip("length 0, a failed request")
+        if reading.failed(number, inputs, outputs):
             return None
         return Row(
             path=reading.path,

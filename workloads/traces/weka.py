@@ -70,8 +70,7 @@ class _Walk:
                     subs += nested
                     after = (*after, nested[0][-1].name or "")
                 continue
-            if request.inputs < 1 or request.outputs < 1:
-                self._reading.skip("length 0, a failed request")
+            if self._reading.failed(self._line, request.inputs, request.outputs):
                 continue
             rows.append(
                 Row(

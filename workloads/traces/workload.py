@@ -18,16 +18,20 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from workloads.errors import TraceError, choose_from
+from workloads.limits import at_least
 from workloads.sessions import Session
 from workloads.spans import SPAN_ID_BITS
 from workloads.streams import Streams
-from workloads.table import WorkloadTable, at_least
+from workloads.table import WorkloadTable
 from workloads.traces.build import Builder, Timing
 from workloads.traces.files import documents, lines, sidecar_of, trace_files
 from workloads.traces.forms import DocumentForm, LineForm, Reading
 from workloads.traces.index import Index
 from workloads.traces.recognise import PEEKED_LINES, TRACE_FORMATS, recognise
 from workloads.traces.rows import Row, digest
+
+SPEEDUP_MAX = 1e6
+"""A day in a tenth of a second; beyond it no two arrivals differ."""
 
 
 class Trace(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +60,7 @@ class Trace(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True
     """For forms that hold text."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             trace_files(self.path)
         except TraceError as error:
@@ -66,8 +71,11 @@ class Trace(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True
             at_least("block_size", self.block_size, 1)
         if self.max_sessions is not None:
             at_least("max_sessions", self.max_sessions, 1)
-        if not 0 < self.speedup < math.inf:
-            raise ValueError(f"speedup = {self.speedup:g}: give a factor above 0, 2 to send twice as fast")
+        if not 1 / SPEEDUP_MAX <= self.speedup <= SPEEDUP_MAX:
+            raise ValueError(
+                f"speedup = {self.speedup:g}: give a factor above 0, 2 to send twice as fast "
+                f"({1 / SPEEDUP_MAX:g} to {SPEEDUP_MAX:g})"
+            )
         if not 0 < self.sample <= 1:
             raise ValueError(f"sample = {self.sample:g}: give a share above 0, up to 1")
         if self.idle_gap_cap_s is not None and not 0 <= self.idle_gap_cap_s < math.inf:
