@@ -26,10 +26,12 @@ from aiohttp import web
 from harness.dynamo_select import Selection, SelectionService, Worker
 from harness.errors import HarnessError, ProcessLost, StartError
 from harness.processes import free_ports
-from routers import RoutersError, parse_option
+from routers import OptionError, RoutersError, parse_option
 from routers.__main__ import parse_replica
 from routers.body import read_body
+from routers.policies.dynamo_options import SELECT_HEADER, Wishes, read_wishes
 from routers.proxy import CLIENT_LEFT, error_response, generates
+from routers.quiet import ClientErrors, server_logger
 from routers.requestlog import RequestLog
 from routers.tokens import TokenSource
 from routers.upstream import (
@@ -173,13 +175,17 @@ class DynamoProxy:
         place: int | None = None
         try:
             body = await request.read()
-            place, booking = await self._place(body, row)
+            wishes = read_wishes(request.headers.get(SELECT_HEADER))
+            place, booking = await self._place(body, row, wishes)
             self.in_flight[place] += 1
             self.routed[place] += 1
             return await self._forward(request, body, self.service.workers[place].url, row, booking)
         except ProcessLost as error:
             row.status, row.error = 503, str(error)
             return error_response(503, f"router: {error}", "ServiceUnavailableError")
+        except OptionError as error:
+            row.status, row.error = 400, str(error)
+            return error_response(400, f"router: {error}", "BadRequestError")
         except RoutersError as error:
             row.status, row.error = 502, f"replica {row.replica}: {error}"
             return error_response(502, f"router: replica {row.replica} failed: {error}", "BadGatewayError")
@@ -194,7 +200,7 @@ class DynamoProxy:
             row.ended_us = self.now_us()
             self._log.add(msgspec.structs.asdict(row))
 
-    async def _place(self, body: bytes, row: _Row) -> tuple[int, _Booking | None]:
+    async def _place(self, body: bytes, row: _Row, wishes: Wishes) -> tuple[int, _Booking | None]:
         """Asks the service, if the prompt has tokens; else the fewest in flight, which the service never hears of."""
         ask_url = self.service.workers[next(self._in_turn)].url
         prompt = await self._tokens.prompt(read_body(body), ask_url, set())
@@ -204,7 +210,14 @@ class DynamoProxy:
             place = min(range(len(self.in_flight)), key=self.in_flight.__getitem__)
             row.reason, row.rule = "prompt not tokenised: fewest requests in flight", RULE_NO_TOKENS
         else:
-            selection = await self.service.select(uuid.uuid4().hex, list(prompt.token_ids()))
+            selection_id = uuid.uuid4().hex
+            selecting = asyncio.ensure_future(self.service.select(selection_id, list(prompt.token_ids()), wishes))
+            try:
+                selection = await asyncio.shield(selecting)
+            except asyncio.CancelledError:
+                # The client left while the service held its request: what it books in the end is given back.
+                self.beside(self._give_back(selecting, selection_id))
+                raise
             booking = _Booking(self, selection)
             place = selection.worker_id
             row.prompt_tokens = prompt.tokens
@@ -215,6 +228,10 @@ class DynamoProxy:
             row.rule = RULE
         row.replica, row.routed_us = self.service.workers[place].name, self.now_us()
         return place, booking
+
+    async def _give_back(self, selecting: asyncio.Future[Selection], selection_id: str) -> None:
+        await selecting
+        await self.service.free(selection_id)
 
     async def _forward(
         self, request: web.BaseRequest, body: bytes, url: str, row: _Row | None, booking: _Booking | None
@@ -295,6 +312,7 @@ async def _listen(proxy: DynamoProxy, host: str, port: int, stack: contextlib.As
         handler_cancellation=True,
         auto_decompress=False,
         access_log=None,
+        logger=server_logger(ClientErrors()),
         max_line_size=HEADER_BYTES_MAX,
         max_field_size=HEADER_BYTES_MAX,
     )

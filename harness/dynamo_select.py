@@ -20,6 +20,8 @@ import msgspec
 
 from harness.errors import ProcessLost, StartError, UsageError, choose_from
 from harness.processes import PYTHON
+from routers import OptionError
+from routers.policies.dynamo_options import NO_WISHES, Wishes
 
 HOST = "127.0.0.1"
 READY_S = 30.0
@@ -75,6 +77,26 @@ def environment_of(options: Mapping[str, Any]) -> dict[str, str]:
         if key not in OPTIONS:
             raise UsageError(f"dynamo-select has no option {key!r}: {choose_from(key, OPTIONS)}")
         found[OPTIONS[key]] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
+def wishes_body(wishes: Wishes, names: Sequence[str]) -> dict[str, Any]:
+    """What a request asks of its routing, as fields of `/select`; replicas are named here and numbered there."""
+
+    def number(name: str) -> int:
+        if name not in names:
+            raise OptionError(f"no worker is called {name!r}: choose from {', '.join(names)}")
+        return names.index(name)
+
+    found: dict[str, Any] = {
+        key: value
+        for key, value in msgspec.structs.asdict(wishes).items()
+        if key not in ("pinned_worker", "allowed_worker_ids") and value
+    }
+    if wishes.pinned_worker is not None:
+        found["pinned_worker"] = {"worker_id": number(wishes.pinned_worker), "dp_rank": 0}
+    if wishes.allowed_worker_ids is not None:
+        found["allowed_worker_ids"] = [number(name) for name in wishes.allowed_worker_ids]
     return found
 
 
@@ -137,10 +159,16 @@ class SelectionService:
                 self._process.kill()
                 await self._process.wait()
 
-    async def select(self, selection_id: str, token_ids: Sequence[int]) -> Selection:
-        """Chooses and books in one step. Raises ProcessLost when the service does not answer as it should."""
-        body = {"selection_id": selection_id, "model_name": self._model, "token_ids": token_ids}
-        return _SELECTION.decode(await self._call("POST", "/select_and_reserve", body))
+    async def select(self, selection_id: str, token_ids: Sequence[int], wishes: Wishes = NO_WISHES) -> Selection:
+        """Chooses and books in one step, however long the service holds the request in its queue. Raises ProcessLost
+        when it does not answer as it should, OptionError for wishes that name no worker of ours."""
+        body = {
+            "selection_id": selection_id,
+            "model_name": self._model,
+            "token_ids": token_ids,
+            **wishes_body(wishes, [worker.name for worker in self.workers]),
+        }
+        return _SELECTION.decode(await self._call("POST", "/select_and_reserve", body, patient=True))
 
     async def prefill_complete(self, selection_id: str) -> None:
         await self._call("POST", f"/reservations/{selection_id}/prefill_complete")
@@ -170,12 +198,15 @@ class SelectionService:
         except ProcessLost as error:
             raise StartError(f"replica {worker.name} was refused: {error}") from error
 
-    async def _call(self, method: str, path: str, body: Any = None) -> bytes:
+    async def _call(self, method: str, path: str, body: Any = None, *, patient: bool = False) -> bytes:
         assert self._session is not None
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         try:
-            async with self._session.request(method, self.url + path, data=data, headers=headers) as reply:
+            limit = aiohttp.ClientTimeout(total=None if patient else CALL_S)
+            async with self._session.request(
+                method, self.url + path, data=data, headers=headers, timeout=limit
+            ) as reply:
                 text = await reply.read()
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise ProcessLost(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
@@ -53,12 +54,26 @@ def explain_router(name: str) -> RenderableType:
     table.add_row("source", found.source)
     if found.variants:
         table.add_row("variants", ", ".join(f"{name}:{variant}" for variant in found.variants))
-    options = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(found.options))
-    for column in ("option", "default", "what it does", "source"):
-        options.add_column(column)
+    if not found.options:
+        return Group(Text(name, style="bold"), table)
+    # Most options of a policy have one source; it is named once, and others where they are.
+    usual = Counter(option.source for option in found.options).most_common(1)[0][0]
+    table.add_row("options", usual)
+    options = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("option", "default", "what it does"):
+        options.add_column(column, overflow="fold", no_wrap=column == "option")
     for option in found.options:
-        options.add_row(option.name, str(option.default), option.about, option.source)
-    return Group(Text(name, style="bold"), table, options) if found.options else Group(Text(name, style="bold"), table)
+        source = f" [{option.source}]" if option.source not in ("", usual) else ""
+        options.add_row(option.name, str(option.default), Text(option.about + source))
+    parts: list[RenderableType] = [Text(name, style="bold"), table, options]
+    if found.refused:
+        refused = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        refused.add_column("not built", no_wrap=True)
+        refused.add_column("because", overflow="fold")
+        for option_name, why in found.refused.items():
+            refused.add_row(option_name, why)
+        parts.append(refused)
+    return Group(*parts)
 
 
 def _columns() -> Table:

@@ -4,7 +4,9 @@ This package's top level is its pure core: nothing imported here opens a socket,
 router as a process is `python -m routers`.
 """
 
+from routers.belief import Belief
 from routers.config import Options, make_options, parse_option
+from routers.down import HEALTH_INTERVAL_MS, RETRIES_MAX
 from routers.errors import EventError, FleetError, LedgerError, NoReplica, OptionError, RoutersError, WireError
 from routers.explain import Explanation, OptionHelp, policy_explain
 from routers.faults import RouterFaults, faulty_prompt, parse_faults
@@ -15,6 +17,7 @@ from routers.hashing import (
     lora_seed,
     prefix_token_hashes,
     sequence_hashes,
+    with_extra_keys,
 )
 from routers.index import PrefixIndex
 from routers.peers import PeerLoads
@@ -31,9 +34,10 @@ from routers.registry import (
     register_policy,
 )
 from routers.ring import HashRing
-from routers.router import Belief, Router
+from routers.router import Router
 from routers.sequences import ActiveSequences
 from routers.view import (
+    POLL_INTERVALS_MS,
     Bloom,
     Cleared,
     Decision,
@@ -58,13 +62,18 @@ from routers.view import (
     ReplicaRemoved,
     ReplicaView,
     ReportedPrefixes,
+    SessionEnded,
     Signal,
     Stored,
     TurnView,
+    Withdrawn,
 )
 
 __all__ = [
+    "HEALTH_INTERVAL_MS",
     "POLICIES",
+    "POLL_INTERVALS_MS",
+    "RETRIES_MAX",
     "ActiveSequences",
     "BasePolicy",
     "Belief",
@@ -110,12 +119,14 @@ __all__ = [
     "Router",
     "RouterFaults",
     "RoutersError",
+    "SessionEnded",
     "Signal",
     "Stored",
     "TextPrompt",
     "TokenPrompt",
     "TurnView",
     "WireError",
+    "Withdrawn",
     "bloom_positions",
     "faulty_prompt",
     "find_policy",
@@ -132,4 +143,5 @@ __all__ = [
     "refuse_oracle",
     "register_policy",
     "sequence_hashes",
+    "with_extra_keys",
 ]

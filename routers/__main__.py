@@ -102,9 +102,17 @@ def build_parser() -> argparse.ArgumentParser:
         help="header that carries the session id (default: %(default)s; a body's session_id is second choice)",
     )
     parser.add_argument(
-        "--no-retry",
-        action="store_true",
-        help="answer 502 when a replica refuses the connection, instead of trying one more",
+        "--retries",
+        type=int,
+        default=proxy.retries_max,
+        metavar="N",
+        help="other replicas to try when one takes no connection or breaks it before it answers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--health-interval-ms",
+        type=int,
+        default=defaults.health_interval_ms,
+        help="how often replicas that are down are asked for /health; 0: none is ever taken out (default: %(default)s)",
     )
     parser.add_argument(
         "--metrics-interval-ms",
@@ -172,6 +180,9 @@ def read_arguments(arguments: Sequence[str]) -> ServiceConfig:
         if getattr(given, flag) < 1:
             name = flag.replace("_", "-")
             raise StartError(f"--{name} {getattr(given, flag)} cannot work: give at least 1")
+    for flag in ("retries", "health_interval_ms"):
+        if getattr(given, flag) < 0:
+            raise StartError(f"--{flag.replace('_', '-')} {getattr(given, flag)} cannot work: give 0 for none, or more")
     for url in given.peer:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise StartError(f"--peer {url!r} is no router's URL: give http://HOST:PORT")
@@ -189,12 +200,13 @@ def read_arguments(arguments: Sequence[str]) -> ServiceConfig:
         epoch_ns=given.epoch_ns,
         metrics_interval_ms=given.metrics_interval_ms,
         prefix_interval_ms=given.prefix_interval_ms,
+        health_interval_ms=given.health_interval_ms,
         ramp_s=given.ramp_s,
         peers=tuple(url.rstrip("/") for url in given.peer),
         peer_delay_ms=given.peer_delay_ms,
         proxy=ProxyConfig(
             session_header=given.session_header,
-            retry_refused=not given.no_retry,
+            retries_max=given.retries,
             faults=parse_faults(given.fault),
         ),
     )

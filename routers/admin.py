@@ -1,4 +1,4 @@
-"""Admin routes of the router process, all under `/router/`: health, state, the fleet, and what peers say.
+"""Admin routes of the router process, nearly all under `/router/`: health, state, the fleet, and what peers say.
 
     GET    /router/health                     200
     GET    /router/state                      everything that is known and counted
@@ -7,6 +7,7 @@
     POST   /router/replicas/NAME/drain        takes no new turns; those in flight go on
     DELETE /router/replicas/NAME              leaves it; those in flight go on to their end all the same
     POST   /router/peers                      the load of another ingress
+    POST   /finish_session?session_id=ID      a session has ended (vllm-router's route, hence not under /router/)
 
 A wrong request is 400, an unknown replica 404, one that is there already 409, each with what to change.
 """
@@ -54,6 +55,8 @@ _ADDRESS = msgspec.json.Decoder(ReplicaAddress)
 async def answer(service: Service, request: web.BaseRequest) -> web.Response:
     """One admin request."""
     method, parts = request.method, request.raw_path.partition("?")[0].strip("/").split("/")[1:]
+    if request.path == "/finish_session":
+        return _finish_session(service, request)
     try:
         match parts:
             case ["health"]:
@@ -102,6 +105,18 @@ async def _peers(service: Service, request: web.BaseRequest) -> web.Response:
         return error_response(409, "router: this one shares no load: start it with --peer", "ConflictError")
     message, loads = read_message(await request.read())
     peers.hear(message.router, loads, service.now_us(), sequence=message.sequence, incarnation=message.incarnation)
+    service.router.let_go(service.now_us())
+    return _json({"status": "ok"})
+
+
+def _finish_session(service: Service, request: web.BaseRequest) -> web.Response:
+    if request.method != "POST":
+        return _wrong_method(request, "POST")
+    session_id = request.query.get("session_id")
+    if not session_id:
+        text = "router: /finish_session names no session: add ?session_id=ID"
+        return error_response(400, text, "BadRequestError")
+    service.router.session_ended(session_id, service.now_us())
     return _json({"status": "ok"})
 
 

@@ -19,6 +19,8 @@ class GenerationBody(msgspec.Struct):
     model: str | None = None
     prompt: msgspec.Raw = _ABSENT
     messages: msgspec.Raw = _ABSENT
+    token_ids: msgspec.Raw = _ABSENT  # this and `sampling_params`: vLLM's /inference/v1/generate
+    sampling_params: msgspec.Raw = _ABSENT
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     priority: int | None = None
@@ -51,17 +53,28 @@ def given(raw: msgspec.Raw) -> bool:
 
 
 def prompt_ids(body: GenerationBody) -> list[int] | None:
-    """Token ids of a prompt that is one list of ids (or a list of one such list)."""
-    if not given(body.prompt):
+    """Token ids of a prompt that is one list of ids (or a list of one such list), wherever its route has them."""
+    raw = body.prompt if given(body.prompt) or given(body.messages) else body.token_ids
+    if not given(raw):
         return None
     try:
-        return _IDS.decode(body.prompt)
+        return _IDS.decode(raw)
     except msgspec.DecodeError:
-        value = _anything(body.prompt)
+        value = _anything(raw)
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         ids = value[0]
         return ids if all(type(item) is int for item in ids) else None
     return None
+
+
+def output_limit(body: GenerationBody) -> int | None:
+    """What the client asks for at most."""
+    limit = body.max_completion_tokens or body.max_tokens
+    if limit is None and given(body.sampling_params):
+        params = _anything(body.sampling_params)
+        found = params.get("max_tokens") if isinstance(params, dict) else None
+        limit = found if type(found) is int else None
+    return limit
 
 
 def prompt_text(body: GenerationBody, join: str = "\n") -> str | None:
@@ -90,7 +103,7 @@ def cut_body(body: GenerationBody, raw: bytes, kept: int) -> GenerationBody:
     if len(raw) <= kept:
         return body
     fields = {name: getattr(body, name) for name in body.__struct_fields__}
-    for name in ("prompt", "messages"):
+    for name in ("prompt", "messages", "token_ids"):
         value = bytes(getattr(body, name))
         start = raw.find(value) if value else -1
         if start >= 0 and start + len(value) > kept:

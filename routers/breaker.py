@@ -24,9 +24,11 @@ class Breaker:
         if self._failures[replica] >= self._threshold:
             self._until[replica] = now_us + self._open_us
 
-    def served(self, replica: str) -> None:
-        self._failures.pop(replica, None)
-        self._until.pop(replica, None)
+    def served(self, replica: str, now_us: int) -> None:
+        """Closes it, unless it is open: then the answer is to a request that was on its way before."""
+        if now_us >= self._until.get(replica, 0):
+            self._failures.pop(replica, None)
+            self._until.pop(replica, None)
 
     def open(self, now_us: int) -> set[str]:
         """Replicas that take nothing now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -17,7 +17,12 @@ from routers.errors import OptionError
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all option sets; as it stands, the set of a policy without options."""
+    """Base of all option sets; as it stands, the set of a policy without options.
+
+    `refused`: options that the imitated router has and this one does not, each with the reason.
+    """
+
+    refused: ClassVar[Mapping[str, str]] = {}
 
 
 OptionsT = TypeVar("OptionsT", bound=Options)
@@ -27,6 +32,8 @@ def make_options(kind: type[OptionsT], values: Mapping[str, Any], policy: str) -
     """Values as TOML gives them. A number may be whole where a fraction is asked, nothing else is converted."""
     known = [field.name for field in msgspec.structs.fields(kind)]
     for name in values:
+        if name in kind.refused:
+            raise OptionError(f"policy {policy!r} has no option {name!r}: {kind.refused[name]}; leave it out")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -39,7 +39,8 @@ class OptionHelp(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """`needs` maps a signal to what it means; `fails` says under which conditions the policy does badly."""
+    """`needs` maps a signal to what it means; `fails` says under which conditions the policy does badly;
+    `refused` are options that the imitated router has and this one does not, each with the reason."""
 
     name: str
     about: str
@@ -49,6 +50,7 @@ class Explanation(msgspec.Struct, frozen=True):
     variants: Mapping[str, Mapping[str, Any]]
     source: str
     fails: str
+    refused: Mapping[str, str]
 
 
 def policy_explain(name: str) -> Explanation:
@@ -70,6 +72,7 @@ def policy_explain(name: str) -> Explanation:
         variants=getattr(kind, "variants", {}),
         source=getattr(kind, "source", ""),
         fails=getattr(kind, "fails", ""),
+        refused=getattr(options, "refused", {}),
     )
 
 

@@ -4,6 +4,8 @@
 - `template-mismatch`: a chat is tokenised as its plain text, without the engine's template, so no block ever matches.
 - `ignore-extra-keys`: salts and other extra keys of blocks are not looked at, so one tenant's blocks look like
   another's.
+- `ignore-event-sequence`: numbers of KV event batches and lost connections mean nothing, so what is believed of a
+  replica outlives its restart and every hole (field case BL-08).
 - `untracked-load`: requests are placed and never counted, so every replica looks idle to the policy.
 - `breaker-on-client-errors=N`: N answers of 4xx in a row and a replica is left out for a minute, as if it had failed.
 
@@ -29,6 +31,7 @@ class RouterFaults(msgspec.Struct, frozen=True, kw_only=True):
     body_truncate_bytes: int | None = None
     template_mismatch: bool = False
     ignore_extra_keys: bool = False
+    ignore_event_sequence: bool = False
     untracked_load: bool = False
     breaker_on_client_errors: int | None = None
 
@@ -55,7 +58,7 @@ NO_FAULTS = RouterFaults()
 
 
 _NUMBERS = {"body-truncate-bytes": 65_536, "breaker-on-client-errors": 10}  # with an example each
-_SWITCHES = ("template-mismatch", "ignore-extra-keys", "untracked-load")
+_SWITCHES = ("template-mismatch", "ignore-extra-keys", "ignore-event-sequence", "untracked-load")
 FAULTS = (*(f"{name}=N" for name in _NUMBERS), *_SWITCHES)
 """How faults are asked for."""
 

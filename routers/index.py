@@ -5,7 +5,8 @@ would give, through holes, removals, re-stores and replicas that come and go. A 
 (see `hashing`), and every block carries, beside the set of holders, the set `reach` of replicas that hold it *and*
 everything before it. `reach` only shrinks with depth, so one bisection answers for all replicas at once. The odd
 thing: a removal inside a chain walks its descendants to correct `reach`; engines evict the deepest block first, so
-that walk is nearly always of length one.
+that walk is nearly always of length one. Blocks are rows of flat arrays (`blocks`, `slots`) and no objects, so a
+million of them cost about a hundred megabytes.
 
 Engine hashes are opaque names here, kept per replica, so engines may differ in hash seed. Placement by parent: a
 store whose parent the replica never announced cannot be placed and is dropped (and counted), as Dynamo does.
@@ -17,11 +18,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
+from routers.blocks import NONE, ROOT, Blocks
 from routers.errors import EventError
-from routers.hashing import PrefixKeys, extend_keys
+from routers.hashing import MASK, PrefixKeys, extend_keys
+from routers.slots import NamedSlots
 from routers.view import Cleared, KvEvent, Stored
 
 DEVICE, HOST, DISK = "device", "host", "disk"
+_NOWHERE: dict[str, int] = {}
 
 _HOST_MEDIA = frozenset({"CPU", "CPU_PINNED", "CPU_TIER1"})
 _DISK_MEDIA = frozenset({"DISK", "EXTERNAL"})
@@ -51,21 +55,6 @@ class IndexStats(msgspec.Struct):
     gaps: int = 0
 
 
-class _Block:
-    """A prefix of `depth` blocks. `holders` and `reach` are bit sets of replicas on the device tier."""
-
-    __slots__ = ("children", "depth", "holders", "key", "lower", "parent", "reach")
-
-    def __init__(self, key: int, depth: int, parent: _Block | None) -> None:
-        self.key = key
-        self.depth = depth
-        self.parent = parent
-        self.children: dict[int, _Block] | _Block | None = None  # most blocks have one child: no dict for those
-        self.holders = 0
-        self.reach = 0
-        self.lower: dict[str, int] | None = None  # tier -> bit set, for host and disk
-
-
 class _Residency:
     """What one replica announced: engine hash -> block, per tier."""
 
@@ -74,16 +63,16 @@ class _Residency:
     def __init__(self, name: str, bit: int) -> None:
         self.name = name
         self.bit = bit
-        self.tiers: dict[str, dict[int, _Block]] = {DEVICE: {}}
+        self.tiers: dict[str, NamedSlots] = {DEVICE: NamedSlots()}
         self.copies: dict[tuple[str, int], int] = {}  # stores beyond the first of one hash
-        self.several: dict[tuple[str, _Block], int] = {}  # hashes that name one block, where more than one does
+        self.several: dict[tuple[str, int], int] = {}  # hashes that name one block, where more than one does
 
-    def find(self, engine_hash: int) -> _Block | None:
-        for blocks in self.tiers.values():
-            block = blocks.get(engine_hash)
-            if block is not None:
+    def find(self, engine_hash: int) -> int:
+        for slots in self.tiers.values():
+            block = slots.get(engine_hash)
+            if block:
                 return block
-        return None
+        return NONE
 
 
 class PrefixIndex:
@@ -97,9 +86,7 @@ class PrefixIndex:
     def __init__(self, *, count_copies: bool = True, tiers: Callable[[str | None], str] = tier_of) -> None:
         self._count_copies = count_copies
         self._tier_of = tiers
-        self._root = _Block(0, 0, None)
-        self._root.holders = self._root.reach = -1  # every replica holds the empty prefix
-        self._blocks: dict[int, _Block] = {}
+        self._blocks = Blocks()
         self._replicas: dict[str, _Residency] = {}
         self._names: dict[int, str] = {}  # bit -> replica
         self._lower_blocks = 0
@@ -113,6 +100,10 @@ class PrefixIndex:
         """Engine hashes announced and not removed, on the device tier."""
         residency = self._replicas.get(replica)
         return len(residency.tiers[DEVICE]) if residency is not None else 0
+
+    def held_blocks(self) -> int:
+        """What all replicas announced and did not remove, on every tier; a block that two of them hold counts twice."""
+        return sum(len(held) for residency in self._replicas.values() for held in residency.tiers.values())
 
     # -- what replicas say -------------------------------------------------------------------------------------
 
@@ -134,38 +125,35 @@ class PrefixIndex:
             )
         residency = self._replicas.get(replica) or self._register(replica)
         tier = self._tier_of(event.medium)
-        parent: _Block | None = self._root
+        parent = ROOT
         if event.parent is not None:
-            parent = residency.tiers[DEVICE].get(event.parent) or residency.find(event.parent)
-            if parent is None:
+            parent = residency.find(event.parent & MASK)
+            if not parent:
                 self.stats.unknown_parents += 1
                 return False
-        assert parent is not None
         if event.parent in event.hashes or (len(event.hashes) > 1 and len(set(event.hashes)) < len(event.hashes)):
             self.stats.contradictions += 1
             return False
-        held = residency.tiers.setdefault(tier, {})
-        known = self._blocks
-        for engine_hash, key in zip(event.hashes, extend_keys(parent.key, parent.depth, event.content), strict=True):
-            block = known.get(key)
-            if block is None:
-                block = known[key] = _Block(key, parent.depth + 1, parent)
-                _adopt(parent, block)
-            before = held.get(engine_hash)
-            if before is block:
-                if self._count_copies:
-                    place = (tier, engine_hash)
-                    residency.copies[place] = residency.copies.get(place, 0) + 1
-            else:
-                if before is not None:
-                    self.stats.conflicts += 1
-                    residency.copies.pop((tier, engine_hash), None)
-                    self._drop(residency, tier, before)
-                    if key not in known:  # dropping the old block pruned this one away
-                        known[key] = block
-                        _adopt(parent, block)
-                held[engine_hash] = block
+        held = residency.tiers.get(tier)
+        if held is None:
+            held = residency.tiers[tier] = NamedSlots()
+        blocks = self._blocks
+        keys = extend_keys(blocks.keys[parent], blocks.depth[parent], event.content)
+        for engine_hash, key in zip(event.hashes, keys, strict=True):
+            name = engine_hash & MASK
+            block = blocks.child_of(parent, key) or blocks.add(key, parent)
+            before = held.put(name, block)
+            if not before:
                 self._hold(residency, tier, block)
+            elif before != block:
+                self.stats.conflicts += 1
+                residency.copies.pop((tier, name), None)
+                held.pop(name)
+                held.put(name, block)
+                self._hold(residency, tier, block)  # first, so that it is not pruned with the other
+                self._drop(residency, tier, before)
+            elif self._count_copies:
+                residency.copies[tier, name] = residency.copies.get((tier, name), 0) + 1
             parent = block
         self.stats.stored_blocks += len(event.hashes)
         return True
@@ -179,20 +167,20 @@ class PrefixIndex:
             self.stats.unknown_removals += len(hashes)
             return
         for engine_hash in hashes:
-            block = held.get(engine_hash)
-            if block is None:
-                self.stats.unknown_removals += 1
-                continue
-            self.stats.removed_blocks += 1
+            name = engine_hash & MASK
             if residency.copies:
-                place = (tier, engine_hash)
-                copies = residency.copies.pop(place, 0)
+                copies = residency.copies.pop((tier, name), 0)
                 if copies:
                     if copies > 1:
-                        residency.copies[place] = copies - 1
+                        residency.copies[tier, name] = copies - 1
+                    self.stats.removed_blocks += 1
                     continue
-            del held[engine_hash]
-            self._drop(residency, tier, block)
+            block = held.pop(name)
+            if block:
+                self.stats.removed_blocks += 1
+                self._drop(residency, tier, block)
+            else:
+                self.stats.unknown_removals += 1
 
     def cleared(self, replica: str) -> None:
         """The replica holds nothing any more, on no tier."""
@@ -218,24 +206,30 @@ class PrefixIndex:
         if not self._names or not len(keys):
             return {}
         blocks, at = self._blocks, keys.at
-        first = blocks.get(at(1))
-        everyone = first.reach if first is not None else 0
+        named, names, reach = blocks.by_key.get, blocks.keys, blocks.reach
+        rows = len(names)
+        first = named(at(1))
+        everyone = reach[first]
         found: dict[str, int] = {}
-        # Bisection over depth: replicas in reach at `low` but not at `high` end somewhere between.
-        spans = [(1, everyone, len(keys) + 1, 0)] if everyone else []
+        # Bisection over depth: replicas in reach at `low` but not at `high` end somewhere between. Blocks that were
+        # stored together stand in a row, so the first guess is the row that would then be the one.
+        spans = [(1, first, everyone, len(keys) + 1, 0)] if everyone else []
         while spans:
-            low, at_low, high, at_high = spans.pop()
+            low, low_block, at_low, high, at_high = spans.pop()
             while high - low > 1 and at_low != at_high:
                 middle = (low + high) // 2
-                block = blocks.get(at(middle))
-                reach = block.reach if block is not None else 0
-                if reach == at_low:
-                    low = middle
-                elif reach == at_high:
+                key = at(middle)
+                block = low_block + middle - low
+                if block >= rows or names[block] != key:
+                    block = named(key)
+                reached = reach[block]
+                if reached == at_low:
+                    low, low_block = middle, block
+                elif reached == at_high:
                     high = middle
                 else:
-                    spans.append((middle, reach, high, at_high))
-                    high, at_high = middle, reach
+                    spans.append((middle, block, reached, high, at_high))
+                    high, at_high = middle, reached
             ended = at_low & ~at_high
             while ended:
                 bit = ended & -ended
@@ -258,8 +252,8 @@ class PrefixIndex:
             counts = []
             for tier in (HOST, DISK):
                 while depth < len(keys):
-                    block = self._blocks.get(keys.at(depth + 1))
-                    if block is None or not block.lower or not block.lower.get(tier, 0) & residency.bit:
+                    block = self._blocks.by_key.get(keys.at(depth + 1))
+                    if not self._blocks.lower.get(block, _NOWHERE).get(tier, 0) & residency.bit:
                         break
                     depth += 1
                 counts.append(depth - start)
@@ -280,28 +274,28 @@ class PrefixIndex:
         self._names[bit] = replica
         return residency
 
-    def _hold(self, residency: _Residency, tier: str, block: _Block) -> None:
-        bit = residency.bit
+    def _hold(self, residency: _Residency, tier: str, block: int) -> None:
+        bit, blocks = residency.bit, self._blocks
         if tier != DEVICE:
-            lower = block.lower = block.lower or {}
+            lower = blocks.lower.setdefault(block, {})
             if lower.get(tier, 0) & bit:
                 residency.several[tier, block] = residency.several.get((tier, block), 1) + 1
             else:
                 lower[tier] = lower.get(tier, 0) | bit
                 self._lower_blocks += 1
             return
-        if block.holders & bit:
+        holders = blocks.holders[block]
+        if holders & bit:
             residency.several[tier, block] = residency.several.get((tier, block), 1) + 1
             return
-        block.holders |= bit
-        assert block.parent is not None
-        if block.parent.reach & bit:
-            block.reach |= bit
-            if block.children is not None:
-                _spread(block, bit)
+        blocks.holders[block] = blocks.mask(holders | bit)
+        if blocks.reach[blocks.parent[block]] & bit:
+            blocks.reach[block] = blocks.mask(blocks.reach[block] | bit)
+            if blocks.child[block]:
+                self._spread(block, bit)
 
-    def _drop(self, residency: _Residency, tier: str, block: _Block) -> None:
-        bit = residency.bit
+    def _drop(self, residency: _Residency, tier: str, block: int) -> None:
+        bit, blocks = residency.bit, self._blocks
         if residency.several:
             names = residency.several.pop((tier, block), 1)
             if names > 1:
@@ -309,21 +303,41 @@ class PrefixIndex:
                     residency.several[tier, block] = names - 1
                 return
         if tier != DEVICE:
-            assert block.lower is not None
-            block.lower[tier] &= ~bit
+            lower = blocks.lower[block]
+            lower[tier] &= ~bit
             self._lower_blocks -= 1
-            if not block.lower[tier]:
-                del block.lower[tier]
+            if not lower[tier]:
+                del lower[tier]
+                if not lower:
+                    del blocks.lower[block]
         else:
-            block.holders &= ~bit
-            if block.reach & bit:
-                block.reach &= ~bit
-                if block.children is not None:
-                    _retract(block, bit)
-        while not block.holders and not block.lower and block.children is None and block.parent is not None:
-            del self._blocks[block.key]
-            _disown(block.parent, block)
-            block = block.parent
+            left = blocks.holders[block] & ~bit
+            blocks.holders[block] = blocks.mask(left) if left else 0
+            if blocks.reach[block] & bit:
+                blocks.reach[block] = blocks.mask(blocks.reach[block] & ~bit)
+                if blocks.child[block]:
+                    self._retract(block, bit)
+            if left:
+                return
+        blocks.prune(block)
+
+    def _spread(self, block: int, bit: int) -> None:
+        """`block` came into reach: so do its held descendants, down to the next hole."""
+        blocks, stack = self._blocks, [block]
+        while stack:
+            for child in blocks.children(stack.pop()):
+                if blocks.holders[child] & bit and not blocks.reach[child] & bit:
+                    blocks.reach[child] = blocks.mask(blocks.reach[child] | bit)
+                    stack.append(child)
+
+    def _retract(self, block: int, bit: int) -> None:
+        """`block` fell out of reach, and with it everything below that was in reach."""
+        blocks, stack = self._blocks, [block]
+        while stack:
+            for child in blocks.children(stack.pop()):
+                if blocks.reach[child] & bit:
+                    blocks.reach[child] = blocks.mask(blocks.reach[child] & ~bit)
+                    stack.append(child)
 
     def _wipe(self, replica: str) -> None:
         residency = self._replicas.get(replica)
@@ -333,53 +347,6 @@ class PrefixIndex:
         residency.several.clear()
         for tier, held in residency.tiers.items():
             # Deepest first: then no removal has a descendant to correct.
-            for block in sorted(set(held.values()), key=lambda block: -block.depth):
+            for block in sorted(set(held.blocks().tolist()), key=self._blocks.depth.__getitem__, reverse=True):
                 self._drop(residency, tier, block)
-        residency.tiers = {DEVICE: {}}
-
-
-def _children(block: _Block) -> Iterable[_Block]:
-    children = block.children
-    if children is None:
-        return ()
-    return children.values() if isinstance(children, dict) else (children,)
-
-
-def _adopt(parent: _Block, child: _Block) -> None:
-    children = parent.children
-    if children is None:
-        parent.children = child
-    elif isinstance(children, dict):
-        children[child.key] = child
-    else:
-        parent.children = {children.key: children, child.key: child}
-
-
-def _disown(parent: _Block, child: _Block) -> None:
-    children = parent.children
-    if children is child:
-        parent.children = None
-    elif isinstance(children, dict):
-        del children[child.key]
-        if not children:
-            parent.children = None
-
-
-def _spread(block: _Block, bit: int) -> None:
-    """`block` came into reach: so do its held descendants, down to the next hole."""
-    stack = list(_children(block))
-    while stack:
-        child = stack.pop()
-        if child.holders & bit and not child.reach & bit:
-            child.reach |= bit
-            stack.extend(_children(child))
-
-
-def _retract(block: _Block, bit: int) -> None:
-    """`block` fell out of reach, and with it everything below that was in reach."""
-    stack = list(_children(block))
-    while stack:
-        child = stack.pop()
-        if child.reach & bit:
-            child.reach &= ~bit
-            stack.extend(_children(child))
+        residency.tiers = {DEVICE: NamedSlots()}

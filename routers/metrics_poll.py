@@ -7,6 +7,8 @@ are, so nothing is smoothed or predicted here. A replica that does not answer ke
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 from collections.abc import Callable
 
 import aiohttp
@@ -20,6 +22,8 @@ POLL_TIMEOUT_S = 2.0
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _USAGE = "vllm:kv_cache_usage_perc"
+_ADAPTERS = "vllm:lora_requests_info"
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class PollStats(msgspec.Struct):
@@ -30,9 +34,17 @@ class PollStats(msgspec.Struct):
 def parse_metrics(text: str, at_us: int) -> EngineMetrics | None:
     """Gauges of all ranks of one replica: requests add up, usage is the mean. None if a gauge is missing."""
     values: dict[str, list[float]] = {_RUNNING: [], _WAITING: [], _USAGE: []}
+    adapters: dict[str, str] = {}
+    told = -1.0
     for line in text.splitlines():
         name, _, rest = line.partition("{")
-        if name in values:
+        if name == _ADAPTERS:
+            # One series for every state there has been; its value is the time at which it was so.
+            labels, _, value = rest.rpartition("}")
+            with contextlib.suppress(ValueError, IndexError):
+                if float(value.split()[0]) >= told:
+                    told, adapters = float(value.split()[0]), dict(_LABEL.findall(labels))
+        elif name in values:
             try:
                 values[name].append(float(rest.rpartition("}")[2].split()[0]))
             except (ValueError, IndexError):
@@ -43,8 +55,15 @@ def parse_metrics(text: str, at_us: int) -> EngineMetrics | None:
         running=round(sum(values[_RUNNING])),
         waiting=round(sum(values[_WAITING])),
         kv_usage=sum(values[_USAGE]) / len(values[_USAGE]),
+        adapters_running=_names(adapters.get("running_lora_adapters", "")),
+        adapters_waiting=_names(adapters.get("waiting_lora_adapters", "")),
+        adapters_max=int(most) if (most := adapters.get("max_lora", "")).isdigit() else 0,
         at_us=at_us,
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
 
 
 class MetricsPoll:

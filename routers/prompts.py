@@ -55,6 +55,14 @@ class TokenPrompt:
     def tokens(self) -> int:
         return len(self._ids)
 
+    @property
+    def router_salt(self) -> str | None:
+        return self._cache_salt
+
+    @property
+    def lora_name(self) -> str | None:
+        return self._lora_name
+
     def block_hashes(self, block_size: int) -> npt.NDArray[np.uint64]:
         hashes = self._hashes.get(block_size)
         if hashes is None:
@@ -68,6 +76,17 @@ class TokenPrompt:
 
     def text(self) -> str | None:
         return self._text
+
+
+def salt_of(prompt: Prompt | None) -> str | None:
+    """What keeps the prompt's blocks apart from equal ones, as far as this router looks at it."""
+    return getattr(prompt, "router_salt", None) or None
+
+
+def namespace_of(prompt: Prompt | None) -> str:
+    """Adapter and salt: prompts of different ones share no block, whatever their tokens. Empty for neither."""
+    lora, salt = getattr(prompt, "lora_name", None) or "", salt_of(prompt) or ""
+    return f"{lora}\0{salt}\0" if lora or salt else ""
 
 
 class HashedPrompt:

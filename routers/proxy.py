@@ -1,8 +1,9 @@
 """The reverse proxy: takes a request, asks the policy, and passes bytes on as they come.
 
 Law: what a replica sends reaches the client at once, unchanged and in the same pieces; a request occupies its replica
-in the ledger exactly from the decision until its last byte, its failure or the client's leaving. The odd thing: only
-requests that generate go through the policy (any POST that is not a known tool route, so that token-in endpoints
+in the ledger exactly from the decision until its last byte, its failure or the client's leaving. While the client has
+got nothing, a replica that takes no connection or breaks it costs a try elsewhere, each replica once. The odd thing:
+only requests that generate go through the policy (any POST that is not a known tool route, so that token-in endpoints
 count as load too), everything else goes to the next replica in turn.
 """
 
@@ -20,16 +21,18 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDict
 
-from routers.body import GenerationBody, cut_body, read_body
+from routers.body import GenerationBody, cut_body, output_limit, read_body
 from routers.breaker import Breaker
-from routers.errors import BrokenError, NoReplica, RefusedError, UpstreamError
+from routers.down import RETRIES_MAX
+from routers.errors import NoReplica, OptionError, RefusedError, UpstreamError
 from routers.faults import NO_FAULTS, RouterFaults
+from routers.health import Health
 from routers.prompts import Prompt
-from routers.requestlog import RequestLog
+from routers.requestlog import Life, RequestLog
 from routers.router import Router
 from routers.tokens import TokenSource, text_prompt
 from routers.upstream import as_upstream_error, request_headers, response_headers, send
-from routers.view import Decision, Signal, TurnView
+from routers.view import Decision, ReplicaView, Signal, TurnView
 
 CLIENT_LEFT = 499  # logged, never sent: nobody is there to read it
 
@@ -63,26 +66,8 @@ def generates(method: str, path: str) -> bool:
 
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True):
     session_header: str = "X-Session-ID"  # as vLLM reads it
-    retry_refused: bool = True  # one more replica, if no connection came about and nothing reached the client
+    retries_max: int = RETRIES_MAX  # other replicas to try while nothing has reached the client
     faults: RouterFaults = NO_FAULTS
-
-
-class _Life(msgspec.Struct):
-    """The log's row of one request, filled as it goes."""
-
-    request_id: str
-    received_us: int
-    session_id: str | None = None
-    prompt_tokens: int | None = None
-    decision: Decision | None = None
-    routed_us: int | None = None
-    sent_us: int | None = None
-    first_byte_us: int | None = None
-    status: int | None = None
-    error: str | None = None
-    attempts: int = 0
-    output_tokens: int | None = None
-    cached_tokens: int | None = None
 
 
 class Proxy:
@@ -92,6 +77,7 @@ class Proxy:
         session: aiohttp.ClientSession,
         tokens: TokenSource,
         log: RequestLog,
+        health: Health,
         now_us: Callable[[], int],
         config: ProxyConfig | None = None,
     ) -> None:
@@ -104,9 +90,10 @@ class Proxy:
         self._session = session
         self._tokens = tokens
         self._log = log
+        self._health = health
         self._now_us = now_us
         self._wants_progress = router.wants_progress
-        self._in_turn = itertools.count()
+        self._turn_number = itertools.count()
         self._session_key = self.config.session_header.lower()
         strikes = self.config.faults.breaker_on_client_errors
         self._breaker = Breaker(strikes) if strikes is not None else None
@@ -116,7 +103,7 @@ class Proxy:
 
     async def generate(self, request: web.BaseRequest) -> web.StreamResponse:
         given_id = request.headers.get("X-Request-Id")
-        life = _Life(given_id or uuid.uuid4().hex, self._now_us())
+        life = Life(given_id or uuid.uuid4().hex, self._now_us())
         key: str | None = None
         try:
             body = await self._read(request)
@@ -127,33 +114,36 @@ class Proxy:
             tried: set[str] = set()
             while True:
                 shut = self._breaker.open(self._now_us()) if self._breaker is not None else set()
-                decision = self.router.route(turn, self._now_us(), exclude=tried | shut)
+                decision = await self._place(turn, tried | shut)
                 key = turn.request_id
                 life.decision, life.routed_us = decision, self._now_us()
                 life.attempts += 1
                 try:
                     upstream = await self._send(request, decision.replica, headers, body, life)
-                except RefusedError as error:
-                    self.refused += 1
+                except UpstreamError as error:
+                    self._lost(decision.replica, error)
                     self.router.failed(key, self._now_us())
                     key = None
                     tried.add(decision.replica)
-                    if not self.config.retry_refused or len(tried) > 1 or not self.router.fleet(0, tried).replicas:
+                    if len(tried) > self.config.retries_max or not self.router.fleet(0, tried).replicas:
                         return self._bad_gateway(decision.replica, error, life)
-                except UpstreamError as error:
-                    self.broken += 1
-                    return self._bad_gateway(decision.replica, error, life)
                 else:
-                    response = await self._relay(request, upstream, key, life)
+                    response = await self._relay(request, upstream, decision.replica, key, life)
                     if self._breaker is not None:
                         if upstream.status >= 400:
                             self._breaker.failed(decision.replica, self._now_us())
                         else:
-                            self._breaker.served(decision.replica)
+                            self._breaker.served(decision.replica, self._now_us())
                     if life.error is None and upstream.status < 500:
                         self.router.finished(key, life.output_tokens, self._now_us(), cached_tokens=life.cached_tokens)
                         key = None
                     return response
+        except web.RequestPayloadError as error:
+            life.error, life.status = f"body cannot be read: {error}", 400
+            raise
+        except OptionError as error:
+            life.error = str(error)
+            return self._refuse(400, f"router: {error}", "BadRequestError", life)
         except NoReplica as error:
             life.error = str(error)
             return self._refuse(503, f"router: {error}", "ServiceUnavailableError", life)
@@ -169,9 +159,31 @@ class Proxy:
         finally:
             if key is not None:
                 self.router.failed(key, self._now_us())
-            self._write_log(life)
+            self._log.add(life.row(self._now_us()))
 
-    async def _turn(self, request: web.BaseRequest, raw: bytes, life: _Life) -> TurnView:
+    async def _place(self, turn: TurnView, exclude: set[str]) -> Decision:
+        """At once, or when the policy lets the turn go."""
+        if not self.router.may_hold:
+            return self.router.route(turn, self._now_us(), exclude=exclude)
+        answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+
+        def placed(found: Decision | NoReplica) -> None:
+            if isinstance(found, NoReplica):
+                answer.set_exception(found)
+            else:
+                answer.set_result(found)
+
+        self.router.submit(turn, self._now_us(), placed, exclude=exclude)
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            if self.router.knows(turn.request_id):  # waiting, or placed in the very moment in which the client left
+                self.router.failed(turn.request_id, self._now_us())
+            elif answer.done():
+                answer.exception()  # seen, though nobody is there to hear it
+            raise
+
+    async def _turn(self, request: web.BaseRequest, raw: bytes, life: Life) -> TurnView:
         needs = self.router.needs
         session_id = request.headers.get(self._session_key)
         body: GenerationBody | None = None
@@ -196,14 +208,14 @@ class Proxy:
             session_id=session_id,
             prompt=prompt,
             priority=(body.priority or 0) if body is not None else 0,
-            max_tokens=(body.max_completion_tokens or body.max_tokens) if body is not None else None,
+            max_tokens=output_limit(body) if body is not None else None,
             model=body.model if body is not None else None,
             headers={name.lower(): value for name, value in request.headers.items()},
             path=request.path,
         )
 
     async def _send(
-        self, request: web.BaseRequest, replica: str, headers: CIMultiDict[str], body: bytes, life: _Life
+        self, request: web.BaseRequest, replica: str, headers: CIMultiDict[str], body: bytes, life: Life
     ) -> aiohttp.ClientResponse:
         url = self.router.url(replica)
         if url is None:
@@ -211,8 +223,21 @@ class Proxy:
         life.sent_us = self._now_us()
         return await send(self._session, request.method, url, _target(request), headers, body)
 
+    def _lost(self, replica: str, error: UpstreamError) -> None:
+        """A replica that gave no answer."""
+        if isinstance(error, RefusedError):
+            self.refused += 1
+        else:
+            self.broken += 1
+        self._health.broken(replica, error)
+
     async def _relay(
-        self, request: web.BaseRequest, upstream: aiohttp.ClientResponse, key: str | None, life: _Life | None
+        self,
+        request: web.BaseRequest,
+        upstream: aiohttp.ClientResponse,
+        replica: str,
+        key: str | None,
+        life: Life | None,
     ) -> web.StreamResponse:
         """Pass the answer on piece by piece. A replica that breaks off leaves the client a broken answer, too."""
         try:
@@ -221,6 +246,8 @@ class Proxy:
             )
             if life is not None:
                 life.status = upstream.status
+            if upstream.status < 500:
+                self._health.answered(replica)
             await response.prepare(request)
             write, next_chunk = response.write, upstream.content.readany
             streamed = 0
@@ -229,7 +256,8 @@ class Proxy:
                 try:
                     chunk = await next_chunk()
                 except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                    return self._break_off(request, response, as_upstream_error(error), life)
+                    self._health.doubted(replica, lost := as_upstream_error(error))
+                    return self._break_off(request, response, lost, life)
                 if not chunk:
                     break
                 if key is not None:
@@ -261,7 +289,7 @@ class Proxy:
         return tokens
 
     def _break_off(
-        self, request: web.BaseRequest, response: web.StreamResponse, error: UpstreamError, life: _Life | None
+        self, request: web.BaseRequest, response: web.StreamResponse, error: UpstreamError, life: Life | None
     ) -> web.StreamResponse:
         self.broken += 1
         if life is not None:
@@ -276,32 +304,32 @@ class Proxy:
         body = await self._read(request)
         headers = request_headers(request.raw_headers)
         error: UpstreamError | None = None
-        for url in self._urls_in_turn():
+        for view in self._in_turn():
+            assert view.url is not None
             try:
-                upstream = await send(self._session, request.method, url, _target(request), headers, body)
-            except RefusedError as refused:
-                self.refused += 1
-                error = refused
+                upstream = await send(self._session, request.method, view.url, _target(request), headers, body)
+            except UpstreamError as lost:
+                self._lost(view.name, lost)
+                if not isinstance(lost, RefusedError):  # it may have been done
+                    return error_response(502, f"router: the replica at {view.url} failed: {lost}", "BadGatewayError")
+                error = lost
                 continue
-            except BrokenError as broken:
-                self.broken += 1
-                return error_response(502, f"router: the replica at {url} failed: {broken}", "BadGatewayError")
-            return await self._relay(request, upstream, None, None)
+            return await self._relay(request, upstream, view.name, None, None)
         if error is None:
             return error_response(503, "router: no replica is in the fleet: add one", "ServiceUnavailableError")
         return error_response(502, f"router: no replica took the request: {error}", "BadGatewayError")
 
-    def _urls_in_turn(self) -> list[str]:
-        views = self.router.replicas()
-        urls = [view.url for view in views if view.url and not view.draining] or [v.url for v in views if v.url]
-        if not urls:
-            return []
-        first = next(self._in_turn) % len(urls)
-        return urls[first:] + urls[:first]
+    def _in_turn(self) -> list[ReplicaView]:
+        """Those with a URL, the next one first; draining ones, and those that are down, only for want of others."""
+        views = [view for view in self.router.replicas() if view.url]
+        staying = [view for view in views if not view.draining] or views
+        found = [view for view in staying if view.name not in self.router.down] or staying
+        first = next(self._turn_number) % len(found) if found else 0
+        return found[first:] + found[:first]
 
     def _ask_url(self) -> str | None:
-        urls = self._urls_in_turn()
-        return urls[0] if urls else None
+        views = self._in_turn()
+        return views[0].url if views else None
 
     # -- small things --------------------------------------------------------------------------------------------------
 
@@ -310,37 +338,13 @@ class Proxy:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return await request.read()
 
-    def _bad_gateway(self, replica: str, error: UpstreamError, life: _Life) -> web.Response:
+    def _bad_gateway(self, replica: str, error: UpstreamError, life: Life) -> web.Response:
         life.error = f"replica {replica}: {error}"
         return self._refuse(502, f"router: replica {replica} failed: {error}", "BadGatewayError", life)
 
-    def _refuse(self, status: int, message: str, kind: str, life: _Life) -> web.Response:
+    def _refuse(self, status: int, message: str, kind: str, life: Life) -> web.Response:
         life.status = status
         return error_response(status, message, kind)
-
-    def _write_log(self, life: _Life) -> None:
-        decision = life.decision
-        self._log.add(
-            {
-                "request_id": life.request_id,
-                "session_id": life.session_id,
-                "replica": decision.replica if decision is not None else None,
-                "reason": decision.reason if decision is not None else None,
-                "rule": decision.rule if decision is not None else None,
-                "believed_hit_tokens": decision.believed_hit_tokens if decision is not None else None,
-                "received_us": life.received_us,
-                "routed_us": life.routed_us,
-                "sent_us": life.sent_us,
-                "first_byte_us": life.first_byte_us,
-                "ended_us": self._now_us(),
-                "status": life.status,
-                "error": life.error,
-                "prompt_tokens": life.prompt_tokens,
-                "attempts": life.attempts,
-                "scores": decision.scores if decision is not None else None,
-                "cached_tokens": life.cached_tokens,
-            }
-        )
 
 
 _CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
@@ -357,6 +361,15 @@ def _target(request: web.BaseRequest) -> str:
     """Path and query byte for byte; of a target in absolute form (as to a forward proxy) what follows the host."""
     raw = request.raw_path
     return raw if raw.startswith("/") else request.rel_url.raw_path_qs
+
+
+def of_the_server(request: web.BaseRequest) -> web.Response:
+    """A request that names no resource of a replica: `OPTIONS *` asks for the server itself, any other is refused."""
+    if request.method == "OPTIONS":
+        return web.Response(status=204, headers={"Allow": "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"})
+    return error_response(
+        405, f"router: {request.method} {request.raw_path} names no route here", "MethodNotAllowedError"
+    )
 
 
 def error_response(status: int, message: str, kind: str) -> web.Response:

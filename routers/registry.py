@@ -18,7 +18,8 @@ from routers.errors import OptionError
 from routers.policies.affinity import PureKvAffinity
 from routers.policies.base import BasePolicy
 from routers.policies.blend import AffinityLoadScore, ReportedPrefixesPolicy
-from routers.policies.dynamo import DynamoApprox, DynamoKv, DynamoLoadAware
+from routers.policies.dynamo import DynamoKv
+from routers.policies.dynamo_presets import DynamoApprox, DynamoLoadAware
 from routers.policies.gateway import SglangCacheAware, SmgCacheAware, VllmCacheAware
 from routers.policies.llmd import LlmdApproxPrefix, LlmdPrecisePrefix
 from routers.policies.load import LeastRequests, LeastTokens, PowerOfTwo, RandomChoice, RoundRobin

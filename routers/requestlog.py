@@ -12,7 +12,49 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from routers.view import Decision
+
 FLUSH_S = 0.5
+
+
+class Life(msgspec.Struct):
+    """One request as the log shall tell of it, filled as it goes."""
+
+    request_id: str
+    received_us: int
+    session_id: str | None = None
+    prompt_tokens: int | None = None
+    decision: Decision | None = None
+    routed_us: int | None = None
+    sent_us: int | None = None
+    first_byte_us: int | None = None
+    status: int | None = None
+    error: str | None = None
+    attempts: int = 0
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def row(self, ended_us: int) -> dict[str, Any]:
+        decision = self.decision
+        return {
+            "request_id": self.request_id,
+            "session_id": self.session_id,
+            "replica": decision.replica if decision is not None else None,
+            "reason": decision.reason if decision is not None else None,
+            "rule": decision.rule if decision is not None else None,
+            "believed_hit_tokens": decision.believed_hit_tokens if decision is not None else None,
+            "received_us": self.received_us,
+            "routed_us": self.routed_us,
+            "sent_us": self.sent_us,
+            "first_byte_us": self.first_byte_us,
+            "ended_us": ended_us,
+            "status": self.status,
+            "error": self.error,
+            "prompt_tokens": self.prompt_tokens,
+            "attempts": self.attempts,
+            "scores": decision.scores if decision is not None else None,
+            "cached_tokens": self.cached_tokens,
+        }
 
 
 class RequestLog:

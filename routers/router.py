@@ -2,7 +2,8 @@
 
 The proxy and the simulation drive this same object. `route` chooses, enters the ledger and tells the policy in one
 step, so two turns can never be decided on the same view. Nothing here waits, retries or reads a clock: `now_us` is
-handed in, and a caller that retries says which replicas to leave out.
+handed in, and a caller that retries says which replicas to leave out. A policy may hold turns back (`may_hold`): then
+`submit` answers later, in the call that made room.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from routers.belief import Belief
+from routers.down import HEALTH_INTERVAL_MS, Down
 from routers.errors import FleetError, NoReplica
 from routers.faults import NO_FAULTS, RouterFaults
 from routers.ledger import Ledger
 from routers.peers import PeerLoads
 from routers.ramp import Ramp
+from routers.roster import Roster
 from routers.view import (
     NO_LOAD,
     Decision,
@@ -37,9 +41,12 @@ from routers.view import (
     ReplicaRemoved,
     ReplicaView,
     ReportedPrefixes,
+    SessionEnded,
     Signal,
     TurnView,
+    Withdrawn,
 )
+from routers.waiting import Held, Placed, WaitingRoom
 
 
 class Counts(msgspec.Struct):
@@ -47,23 +54,16 @@ class Counts(msgspec.Struct):
     finished: int = 0
     failed: int = 0
     no_replica: int = 0
-
-
-class Belief(msgspec.Struct):
-    """What decisions of one rule believed against what the replicas then served, where both are known."""
-
-    requests: int = 0
-    believed_tokens: int = 0
-    served_tokens: int = 0
-    phantom_tokens: int = 0  # believed and not served
-    missed_tokens: int = 0  # served and not believed
+    held: int = 0  # turns that had to wait for the policy
+    withdrawn: int = 0  # of those, given up before they were placed
 
 
 class Router:
     """`replicas`: names, or names with their URLs, in the order in which policies shall see them.
 
     `ramp` lets replicas that join later in bit by bit; `peers` is what other ingresses say of their load. Of `faults`
-    only `untracked_load` is committed here; those about prompts are whoever makes them's.
+    only `untracked_load` and `ignore_event_sequence` are committed here; those about prompts are whoever makes them's.
+    `health_interval_ms` is how often the caller looks at replicas that are down (0: never, and then none is).
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Router:
         ramp: Ramp | None = None,
         peers: PeerLoads | None = None,
         faults: RouterFaults = NO_FAULTS,
+        health_interval_ms: int = HEALTH_INTERVAL_MS,
     ) -> None:
         self.policy = policy
         self.counts = Counts()
@@ -81,11 +82,13 @@ class Router:
         self.beliefs: dict[str, Belief] = {}
         self.ramp = ramp or Ramp()
         self.peers = peers
-        self._untracked = faults.untracked_load
+        self.down = Down(health_interval_ms)
+        self._deaf = faults.ignore_event_sequence
         self.load_version = 0
         """Grows whenever this router's own load changes, so that whoever tells its peers knows when to."""
         self._ledger = Ledger()
-        self._replicas: dict[str, ReplicaView] = {}
+        self._waiting = WaitingRoom()
+        self._roster = Roster(self._ledger, self.ramp, peers, self.down, untracked=faults.untracked_load)
         urls = replicas if isinstance(replicas, Mapping) else dict.fromkeys(replicas)
         for name, url in urls.items():
             self._add(name, 0, url)
@@ -100,49 +103,46 @@ class Router:
         return bool(getattr(self.policy, "wants_progress", False))
 
     @property
+    def may_hold(self) -> bool:
+        """Whether the policy may keep a turn waiting; then turns come by `submit`."""
+        return bool(getattr(self.policy, "may_hold", False))
+
+    @property
     def in_flight(self) -> int:
         return len(self._ledger)
 
+    @property
+    def waiting(self) -> int:
+        """Turns that the policy holds back now."""
+        return len(self._waiting)
+
     def knows(self, request_id: str) -> bool:
-        """Whether a request of this id is in flight."""
-        return request_id in self._ledger
+        """Whether a request of this id is in flight, or waits to be."""
+        return request_id in self._ledger or request_id in self._waiting
 
     def url(self, replica: str) -> str | None:
         """Where a replica of the fleet listens; None for one that left or never said."""
-        view = self._replicas.get(replica)
+        view = self._roster.get(replica)
         return view.url if view is not None else None
 
     def replicas(self) -> tuple[ReplicaView, ...]:
-        """All of them, draining ones too."""
-        return tuple(self._replicas.values())
+        """All of them, draining ones and those that are down, too."""
+        return self._roster.all()
 
     def fleet(self, now_us: int, exclude: Iterable[str] = ()) -> FleetView:
         """What a policy would see now."""
-        left_out = frozenset(exclude)
-        views: Iterable[ReplicaView] = self._replicas.values()
-        if self.peers is not None:
-            elsewhere = self.peers.loads(now_us)
-            views = [_with_peers(view, elsewhere.get(view.name, NO_LOAD)) for view in views]
-        if self._untracked:
-            views = [msgspec.structs.replace(view, in_flight=0, in_flight_tokens=0) for view in views]
-        return FleetView(
-            [view for view in views if not view.draining and view.name not in left_out],
-            now_us=now_us,
-            draining=[view for view in views if view.draining],
-        )
+        return self._roster.view(now_us, frozenset(exclude))
 
     # -- a request's life --------------------------------------------------------------------------------------
 
     def route(self, turn: TurnView, now_us: int, *, exclude: Iterable[str] = ()) -> Decision:
         """Choose a replica and book the turn there. Raises NoReplica; a retry passes `exclude`."""
-        fleet = self.fleet(now_us, exclude)
-        if not fleet.replicas:
+        fleet = self._routable(turn, now_us, exclude)
+        try:
+            decision = self.policy.choose(turn, fleet)
+        except NoReplica:
             self.counts.no_replica += 1
-            raise NoReplica(self._why_nobody(frozenset(exclude)))
-        held_back = self.ramp.held_back(turn.session_id or turn.request_id, now_us)
-        if held_back:
-            fleet = _without(fleet, held_back)
-        decision = self.policy.choose(turn, fleet)
+            raise
         if decision.replica not in fleet:
             raise FleetError(
                 f"the policy chose {decision.replica!r}, which is not routable now "
@@ -162,6 +162,51 @@ class Router:
         self.policy.observe(Dispatched(turn.request_id, decision.replica, turn, decision, now_us))
         return decision
 
+    def submit(self, turn: TurnView, now_us: int, placed: Placed, *, exclude: Iterable[str] = ()) -> None:
+        """As `route`, for a caller that can wait: `placed` is called with the decision, now or from the later call that
+        made room (or with NoReplica, if by then nobody is left). What cannot work now is raised."""
+        if self.may_hold and (len(self._waiting) or self._must_wait(turn, now_us, exclude)):
+            fleet = self._routable(turn, now_us, exclude)
+            place = self.policy.place_in_queue(turn, fleet)  # type: ignore[attr-defined]  # `may_hold` says that it is
+            self.counts.held += 1
+            self._waiting.enter(place, Held(turn, frozenset(exclude), now_us, placed))
+            return
+        placed(self.route(turn, now_us, exclude=exclude))
+
+    def let_go(self, now_us: int) -> None:
+        """Place the turns that need not wait any more, in their order. Every change of this router's own load does it;
+        one that knows of another change (peers' load, gauges) calls it."""
+        while (held := self._waiting.head()) is not None:
+            try:
+                if self._must_wait(held.turn, now_us, held.exclude):
+                    return
+                self._waiting.leave(held.turn.request_id)
+                decision = self.route(held.turn, now_us, exclude=held.exclude)
+            except NoReplica as error:
+                if held.turn.request_id in self._waiting:
+                    self._waiting.leave(held.turn.request_id)
+                self.policy.observe(Withdrawn(held.turn.request_id, now_us))
+                held.placed(error)
+            else:
+                waited = f"held {(now_us - held.since_us) / 1e3:.1f} ms; {decision.reason}"
+                held.placed(msgspec.structs.replace(decision, reason=waited))
+
+    def _must_wait(self, turn: TurnView, now_us: int, exclude: Iterable[str]) -> bool:
+        fleet = self._routable(turn, now_us, exclude)
+        try:
+            return bool(self.policy.must_wait(turn, fleet))  # type: ignore[attr-defined]  # `may_hold` says that it is
+        except NoReplica:
+            self.counts.no_replica += 1
+            raise
+
+    def _routable(self, turn: TurnView, now_us: int, exclude: Iterable[str]) -> FleetView:
+        """What the policy may choose from for this turn. Raises NoReplica."""
+        try:
+            return self._roster.routable(turn.session_id or turn.request_id, now_us, frozenset(exclude))
+        except NoReplica:
+            self.counts.no_replica += 1
+            raise
+
     def first_token(self, request_id: str, now_us: int) -> None:
         """The first output reached this router; told once, later calls are no news."""
         entry = self._ledger.get(request_id)
@@ -169,6 +214,7 @@ class Router:
             entry.first_token = True
             self.load_version += 1
             self.policy.observe(FirstToken(request_id, entry.replica, now_us))
+            self.let_go(now_us)
 
     def progress(self, request_id: str, output_tokens: int, now_us: int) -> None:
         self.policy.observe(Progress(request_id, self._ledger.get(request_id).replica, output_tokens, now_us))
@@ -179,22 +225,37 @@ class Router:
         """`cached_tokens`: what the replica says it served from its cache, where it says so."""
         entry = self._ledger.close(request_id)
         if cached_tokens is not None and entry.believed is not None:
-            belief = self.beliefs.setdefault(entry.rule, Belief())
-            belief.requests += 1
-            belief.believed_tokens += entry.believed
-            belief.served_tokens += cached_tokens
-            belief.phantom_tokens += max(0, entry.believed - cached_tokens)
-            belief.missed_tokens += max(0, cached_tokens - entry.believed)
+            self.beliefs.setdefault(entry.rule, Belief()).add(entry.believed, cached_tokens)
         self._refresh_load(entry.replica)
         self.counts.finished += 1
         self.policy.observe(Finished(request_id, entry.replica, output_tokens, now_us))
+        self.let_go(now_us)
 
     def failed(self, request_id: str, now_us: int) -> None:
-        """Not served to its end: the replica failed, or the client left."""
+        """Not served to its end: the replica failed, or the client left (while the turn was held back, too)."""
+        if request_id in self._waiting:
+            self._waiting.leave(request_id)
+            self.counts.withdrawn += 1
+            self.policy.observe(Withdrawn(request_id, now_us))
+            self.let_go(now_us)
+            return
         entry = self._ledger.close(request_id)
         self._refresh_load(entry.replica)
         self.counts.failed += 1
         self.policy.observe(Failed(request_id, entry.replica, now_us))
+        self.let_go(now_us)
+
+    def index_size(self) -> int | None:
+        """Entries of the policy's own index, all replicas together, in its `index_unit`; None: it keeps none."""
+        size = getattr(self.policy, "index_size", None)
+        return size() if callable(size) else None
+
+    @property
+    def index_unit(self) -> str | None:
+        return None if self.index_size() is None else getattr(self.policy, "index_unit", "blocks")
+
+    def session_ended(self, session_id: str, now_us: int) -> None:
+        self.policy.observe(SessionEnded(session_id, now_us))
 
     # -- what ingresses tell each other ---------------------------------------------------------------------------
 
@@ -202,7 +263,7 @@ class Router:
         """What this router has in flight, by replica, as its peers shall hear it."""
         owed = getattr(self.policy, "owed", None)
         found = {}
-        for name in self._replicas:
+        for name in (view.name for view in self._roster.all()):
             prefill, blocks = owed(name) if callable(owed) else (0, 0)
             load = PeerLoad(self._ledger.requests(name), self._ledger.tokens(name), prefill, blocks)
             if load != NO_LOAD:
@@ -213,28 +274,29 @@ class Router:
 
     def kv_events(self, replica: str, events: Iterable[KvEvent], now_us: int) -> None:
         """Events of a replica that left the fleet are no news any more and are ignored."""
-        if replica in self._replicas:
+        if replica in self._roster:
             self.policy.observe(KvEvents(replica, tuple(events), now_us))
 
     def event_gap(self, replica: str, now_us: int) -> None:
-        if replica in self._replicas:
+        """Events were lost, or the replica restarted."""
+        if replica in self._roster and not self._deaf:
             self.policy.observe(EventGap(replica, now_us))
 
     def metrics(self, replica: str, metrics: EngineMetrics, now_us: int) -> None:
-        view = self._replicas.get(replica)
-        if view is not None:
-            self._replicas[replica] = msgspec.structs.replace(view, metrics=metrics)
+        if replica in self._roster:
+            self._roster.gauges(replica, metrics)
             self.policy.observe(Metrics(replica, metrics, now_us))
+            self.let_go(now_us)
 
     def reported_prefixes(self, report: ReportedPrefixes) -> None:
-        if report.replica in self._replicas:
+        if report.replica in self._roster:
             self.policy.observe(report)
 
     # -- the fleet --------------------------------------------------------------------------------------------------
 
     def add_replica(self, name: str, now_us: int, *, url: str | None = None) -> None:
         """A new replica, or a draining one that shall take turns again."""
-        view = self._replicas.get(name)
+        view = self._roster.get(name)
         if view is not None and not view.draining:
             raise FleetError(f"replica {name!r} is in the fleet already: remove it first, or give the new one a name")
         if view is None:
@@ -242,72 +304,37 @@ class Router:
         self._add(name, now_us, url)
 
     def _add(self, name: str, now_us: int, url: str | None) -> None:
-        view = self._replicas.get(name)
-        self._replicas[name] = ReplicaView(
-            name=name,
-            url=url if url is not None or view is None else view.url,
-            in_flight=self._ledger.requests(name),
-            in_flight_tokens=self._ledger.tokens(name),
-            added_us=now_us,
-        )
+        self._roster.add(name, now_us, url)
         self.policy.observe(ReplicaAdded(name, now_us))
+        self.let_go(now_us)
 
     def drain_replica(self, name: str, now_us: int) -> None:
         """No new turns from now on; those in flight go on."""
-        self._replicas[name] = msgspec.structs.replace(self._known(name), draining=True)
+        self._roster.drain(name)
         self.policy.observe(ReplicaDraining(name, now_us))
+        self.let_go(now_us)
 
     def remove_replica(self, name: str, now_us: int) -> None:
         """Gone. Requests still in flight there are ended by whoever carries them."""
-        del self._replicas[self._known(name).name]
-        self.ramp.leave(name)
+        self._roster.remove(name)
         self.policy.observe(ReplicaRemoved(name, now_us))
+        self.let_go(now_us)
 
-    def _known(self, name: str) -> ReplicaView:
-        view = self._replicas.get(name)
-        if view is None:
-            raise FleetError(f"no replica named {name!r}: the fleet is {', '.join(self._replicas) or 'empty'}")
-        return view
+    def unreachable(self, name: str, now_us: int) -> bool:
+        """The replica took no connection, or one to it broke: it is down until it answers, and who hears True shall
+        look when it does. False: that was known, or it is not of this fleet."""
+        news = name in self._roster and self.down.enter(name, now_us)
+        if news:
+            self.let_go(now_us)
+        return news
+
+    def reachable(self, name: str, now_us: int) -> bool:
+        """It answered. False: it was not down."""
+        news = self.down.leave(name)
+        if news:
+            self.let_go(now_us)
+        return news
 
     def _refresh_load(self, name: str) -> None:
         self.load_version += 1
-        view = self._replicas.get(name)
-        if view is not None:
-            self._replicas[name] = ReplicaView(
-                name=name,
-                url=view.url,
-                in_flight=self._ledger.requests(name),
-                in_flight_tokens=self._ledger.tokens(name),
-                draining=view.draining,
-                metrics=view.metrics,
-                added_us=view.added_us,
-            )
-
-    def _why_nobody(self, excluded: frozenset[str]) -> str:
-        if not self._replicas:
-            return "no replica is in the fleet: add one"
-        draining = [view.name for view in self._replicas.values() if view.draining]
-        parts = [f"{len(draining)} draining ({', '.join(draining)})"] if draining else []
-        if excluded:
-            parts.append(f"{len(excluded)} already tried ({', '.join(sorted(excluded))})")
-        return f"none of {len(self._replicas)} replicas can take a turn: {' and '.join(parts)}; add or restart one"
-
-
-def _with_peers(view: ReplicaView, elsewhere: PeerLoad) -> ReplicaView:
-    if elsewhere == NO_LOAD:
-        return view
-    return msgspec.structs.replace(
-        view,
-        in_flight=view.in_flight + elsewhere.requests,
-        in_flight_tokens=view.in_flight_tokens + elsewhere.prompt_tokens,
-        elsewhere=elsewhere,
-    )
-
-
-def _without(fleet: FleetView, names: Iterable[str]) -> FleetView:
-    """The fleet without these, or as it is if nobody would be left."""
-    kept = [view for view in fleet if view.name not in names]
-    if not kept:
-        return fleet
-    ramping = [view for view in fleet if view.name in names]
-    return FleetView(kept, now_us=fleet.now_us, draining=fleet.draining, ramping=ramping)
+        self._roster.refresh_load(name)

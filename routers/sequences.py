@@ -72,6 +72,10 @@ class ActiveSequences:
         """Weighted blocks, rounded half up as Rust rounds."""
         return math.floor(self._blocks.get(replica, 0.0) + 0.5)
 
+    def blocks(self) -> int:
+        """Weighted blocks of all replicas."""
+        return sum(map(self.active_blocks, self._blocks))
+
     def requests(self, replica: str) -> int:
         return self._requests.get(replica, 0)
 
@@ -257,11 +261,13 @@ class RouteGuesses:
     """What replicas should hold if they kept all that was routed to them for `ttl_s`: Dynamo's approximate index.
 
     A block lives until the last routing decision that held it is `ttl_s` old, so every decision refreshes its whole
-    chain. Dynamo prunes its structure at 2**20 blocks; this one grows with decisions and needs no cap.
+    chain. Above `blocks_max` the oldest decisions are forgotten until `prune_to` of it is left, as Dynamo prunes.
     """
 
-    def __init__(self, ttl_s: float) -> None:
+    def __init__(self, ttl_s: float, *, blocks_max: int | None = None, prune_to: float = 0.8) -> None:
         self._ttl_us = round(1e6 * ttl_s)
+        self._blocks_max = blocks_max
+        self._prune_to = prune_to
         self._held = ActiveSequences(1)
         self._ends: deque[tuple[int, str]] = deque()
         self._decisions = 0
@@ -276,11 +282,18 @@ class RouteGuesses:
         name = str(self._decisions)
         self._held.book(name, replica, keys, prompt_tokens=0, prefill_tokens=0)
         self._ends.append((now_us + self._ttl_us, name))
+        if self._blocks_max is not None and self._held.blocks() > self._blocks_max:
+            while self._ends and self._held.blocks() > self._prune_to * self._blocks_max:
+                self._held.free(self._ends.popleft()[1])
 
     def expire(self, now_us: int) -> None:
         """Forget what is older than the time to live; times never go back."""
         while self._ends and self._ends[0][0] <= now_us:
             self._held.free(self._ends.popleft()[1])
+
+    def blocks(self) -> int:
+        """Believed now, all replicas together."""
+        return self._held.blocks()
 
     def match(self, keys: PrefixKeys) -> dict[str, int]:
         return self._held.shared_blocks(keys)

@@ -1,6 +1,7 @@
 """The router as a process: sockets, tasks and admin routes around one `Router`.
 
-Starts what the policy needs and nothing else: subscribers only for KV events, polling only for engine metrics. Admin
+Starts what the policy needs and nothing else: subscribers only for KV events, polling only for engine metrics; whoever
+the policy, replicas that are down are looked at until they answer. Admin
 routes live under `/router/`; every other path belongs to the replicas.
 """
 
@@ -21,12 +22,15 @@ import zmq.asyncio
 from aiohttp import web
 
 from routers.admin import ReplicaAddress, answer
+from routers.down import HEALTH_INTERVAL_MS
 from routers.errors import StartError
+from routers.health import Health
 from routers.metrics_poll import MetricsPoll
 from routers.peer_link import PeerLink
 from routers.peers import PeerLoads
 from routers.prefix_poll import PrefixPoll
-from routers.proxy import Proxy, ProxyConfig, generates
+from routers.proxy import Proxy, ProxyConfig, error_response, generates, of_the_server
+from routers.quiet import ClientErrors, server_logger
 from routers.ramp import Ramp
 from routers.registry import make_policy, refuse_oracle
 from routers.requestlog import RequestLog
@@ -34,7 +38,7 @@ from routers.router import Router
 from routers.subscriber import Subscriber
 from routers.tokens import TokenSource
 from routers.upstream import HEADER_BYTES_MAX, make_session
-from routers.view import Signal
+from routers.view import POLL_INTERVALS_MS, Signal
 
 
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,8 +51,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     log_file: Path | None = None
     epoch_ns: int | None = None  # value of time.monotonic_ns() that is instant 0 of recorded instants; None: the start
-    metrics_interval_ms: int = 200
-    prefix_interval_ms: int = 1000
+    metrics_interval_ms: int = POLL_INTERVALS_MS[Signal.ENGINE_METRICS]
+    prefix_interval_ms: int = POLL_INTERVALS_MS[Signal.REPORTED_PREFIXES]
+    health_interval_ms: int = HEALTH_INTERVAL_MS  # between looks at replicas that are down; 0: none is ever down
     ramp_s: float = 0.0  # time in which a replica that joins later gets its full share; 0: at once
     peers: tuple[str, ...] = ()  # URLs of the other ingresses; none: nothing is shared
     peer_delay_ms: float = 0.0  # age at which what a peer said counts
@@ -68,6 +73,7 @@ class Service:
             ramp=Ramp(config.ramp_s),
             peers=PeerLoads(round(1000 * config.peer_delay_ms)) if config.peers else None,
             faults=config.proxy.faults,
+            health_interval_ms=config.health_interval_ms,
         )
         self.port = config.port
         self.subscribers: dict[str, Subscriber] = {}
@@ -78,6 +84,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stack = contextlib.AsyncExitStack()
         self._started_us = 0
+        self._client_errors = ClientErrors()
         self._link: PeerLink | None = None
 
     def now_us(self) -> int:
@@ -92,7 +99,8 @@ class Service:
         log.start()
         self._stack.push_async_callback(log.close)
         self._tokens = TokenSource(session, config.block_size, config.proxy.faults)
-        self.proxy = Proxy(self.router, session, self._tokens, log, self.now_us, config.proxy)
+        self._health = Health(self.router, session, self.now_us, config.health_interval_ms, self._spawn)
+        self.proxy = Proxy(self.router, session, self._tokens, log, self._health, self.now_us, config.proxy)
         needs = self.router.needs
         self._zmq: zmq.asyncio.Context | None = None
         if Signal.KV_EVENTS in needs:
@@ -139,6 +147,7 @@ class Service:
                 "in_flight": view.in_flight,
                 "in_flight_tokens": view.in_flight_tokens,
                 "draining": view.draining,
+                "down": view.name in self.router.down,
                 "routed": self.router.placements.get(view.name, 0),
                 "share": shares.get(view.name, 1.0),
                 "metrics": msgspec.structs.asdict(view.metrics) if view.metrics is not None else None,
@@ -183,12 +192,16 @@ class Service:
             "now_us": self.now_us(),
             "up_us": self.now_us() - self._started_us,
             "in_flight": self.router.in_flight,
+            "waiting": self.router.waiting,
             "counts": {
                 **msgspec.structs.asdict(self.router.counts),
                 "client_left": self.proxy.client_left,
+                "client_errors": self._client_errors.count,
                 "refused": self.proxy.refused,
                 "broken": self.proxy.broken,
+                "went_down": self.router.down.times,
             },
+            "down": self._health.state(),
             "beliefs": {rule: msgspec.structs.asdict(one) for rule, one in self.router.beliefs.items()},
             "faults": self.config.proxy.faults.names(),
             "replicas": self.fleet(),
@@ -197,6 +210,8 @@ class Service:
             "metrics_poll": msgspec.structs.asdict(self._poll.stats) if self._poll is not None else None,
             "prefix_poll": msgspec.structs.asdict(self._prefixes.stats) if self._prefixes is not None else None,
             "peers": self._peer_state(),
+            "index_size": self.router.index_size(),
+            "index_unit": self.router.index_unit,
             "policy_stats": stats() if callable(stats) else {},
         }
 
@@ -214,7 +229,7 @@ class Service:
             now_us=self.now_us,
             context=self._zmq,
             lora_names=self.proxy.lora_names,
-            ignore_extra_keys=self.config.proxy.faults.ignore_extra_keys,
+            faults=self.config.proxy.faults,
         )
         subscriber.connect().close()  # an address that cannot be one shows now
         self.subscribers[replica.name] = subscriber
@@ -268,6 +283,7 @@ class Service:
             handler_cancellation=True,
             auto_decompress=False,
             access_log=None,
+            logger=server_logger(self._client_errors),
             max_line_size=HEADER_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
         )
@@ -286,11 +302,16 @@ class Service:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
-        if path.startswith("/router/"):
-            return await answer(self, request)
-        if generates(request.method, path):
-            return await self.proxy.generate(request)
-        return await self.proxy.pass_on(request)
+        try:
+            if request.raw_path == "*" or request.method == "CONNECT":
+                return of_the_server(request)
+            if path.startswith("/router/") or path == "/finish_session":
+                return await answer(self, request)
+            if generates(request.method, path):
+                return await self.proxy.generate(request)
+            return await self.proxy.pass_on(request)
+        except web.RequestPayloadError as error:
+            return error_response(400, f"router: the body cannot be read: {error}", "BadRequestError")
 
 
 def _plain_options(options: object) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 Pure: batches and replies go in, effects come out, and whoever holds the sockets carries them out in order. Batches
 reach the index in sequence order or not at all. A hole is filled by replay if the replica offers one; if not, or if
 its buffer no longer reaches back, everything believed of that replica is void, and what follows counts again from
-nothing. A number that falls back is a restart if its time stamp is newer, an echo if it is not.
+nothing. A number that falls back is a restart if its time stamp is newer, an echo if it is not. A connection that is
+lost voids the belief at once: whoever is there when it comes back may be another process, and what was said in between
+is lost either way.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class Apply(msgspec.Struct, frozen=True):
 
 
 class Invalidate(msgspec.Struct, frozen=True):
-    """`reason` is one of gap, restart, undecodable: all that was believed of the replica is void."""
+    """`reason` is one of gap, restart, disconnect, undecodable: all that was believed of the replica is void."""
 
     reason: str
 
@@ -41,17 +43,22 @@ class StreamStats(msgspec.Struct):
     missed: int = 0  # batches in holes that were not filled
     replayed: int = 0  # batches that came by replay
     restarts: int = 0
+    disconnects: int = 0  # connections that were lost
     echoes: int = 0  # batches dropped because they were old news
     undecodable: int = 0
     invalidations: int = 0
+    invalidated: dict[str, int] = {}  # invalidations by reason
 
 
 class EventStream:
-    """`replay`: whether the shell can ask the replica for past batches."""
+    """`replay`: whether the shell can ask the replica for past batches. `heed` false is the fault of routers that look
+    at no number and no connection: whatever comes is applied, and nothing is ever void but what cannot be read."""
 
-    def __init__(self, *, replay: bool = False) -> None:
+    def __init__(self, *, replay: bool = False, heed: bool = True) -> None:
         self.stats = StreamStats()
         self._replay = replay
+        self._heed = heed
+        self._before: int | None = None  # newest number before the connection was lost
         self._last: int | None = None  # sequence number of the newest batch that was handled
         self._last_ts = float("-inf")
         self._asked: int | None = None  # first number that a running replay shall bring
@@ -68,9 +75,14 @@ class EventStream:
 
     def receive(self, sequence: int, batch: Batch | None) -> list[Effect]:
         """A live batch; None stands for one that could not be decoded."""
+        if not self._heed:
+            return self._take(sequence, batch)
         if self._asked is not None:
             self._waiting.append((sequence, batch))
             return []
+        if self._before is not None:
+            self.stats.restarts += sequence <= self._before
+            self._before = None
         ts = batch.ts if batch is not None else float("-inf")
         if self._last is not None and sequence <= self._last:
             if not self._is_restart(sequence, ts):
@@ -88,6 +100,16 @@ class EventStream:
         if self._replay:
             return self._ask(expected, sequence, batch)
         return self._lose(expected, sequence, batch)
+
+    def disconnected(self) -> list[Effect]:
+        """The connection to the replica was lost. What comes next counts from nothing, and is asked for from its very
+        beginning where there is replay."""
+        self.stats.disconnects += 1
+        if not self._heed or self._last is None:
+            return []
+        self._before, self._last, self._last_ts = self._last, None, float("-inf")
+        self._asked, self._waiting = None, []
+        return self._void("disconnect")
 
     def replayed(self, batches: Sequence[tuple[int, Batch | None]]) -> list[Effect]:
         """The answer to `AskReplay`, oldest first; empty when the replica gave none in time."""
@@ -146,4 +168,5 @@ class EventStream:
 
     def _void(self, reason: str) -> list[Effect]:
         self.stats.invalidations += 1
+        self.stats.invalidated[reason] = self.stats.invalidated.get(reason, 0) + 1
         return [Invalidate(reason)]

@@ -1,8 +1,9 @@
 """Subscriber: one replica's KV events over ZeroMQ, decoded, ordered and handed to the router.
 
-Carries out what `EventStream` says, in order. While a replay is fetched, live messages wait in the socket, whose
-queue has no limit here: losing events silently is the one thing that a subscriber must not do. Everything that goes
-wrong is counted, and what is wrong with a batch makes the belief in that replica void.
+Carries out what `EventStream` says, in order. The socket's monitor tells when the connection is lost, which is how a
+replica that restarts is noticed before it says its first word. While a replay is fetched, live messages wait in the
+socket, whose queue has no limit here: losing events silently is the one thing that a subscriber must not do.
+Everything that goes wrong is counted, and what is wrong with a batch makes the belief in that replica void.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
 
 from routers.errors import StartError, WireError
+from routers.faults import NO_FAULTS, RouterFaults
 from routers.router import Router
 from routers.stream import Apply, Effect, EventStream, Invalidate
 from routers.wire import Batch, Skipped, decode_batch, decode_sequence, to_events
@@ -36,10 +39,12 @@ class Subscriber:
         now_us: Callable[[], int],
         context: zmq.asyncio.Context,
         lora_names: set[str] | None = None,
-        ignore_extra_keys: bool = False,
+        faults: RouterFaults = NO_FAULTS,
     ) -> None:
         self.replica = replica
-        self.stream = EventStream(replay=replay is not None)
+        self.stream = EventStream(replay=replay is not None, heed=not faults.ignore_event_sequence)
+        self.void_since_us: int | None = None
+        self.void_us_max = 0
         self.skipped = Skipped()
         self.last_error: str | None = None
         self._router = router
@@ -49,16 +54,33 @@ class Subscriber:
         self._now_us = now_us
         self._lora_names = lora_names if lora_names is not None else set()
         self._context = context
-        self._ignore_extra_keys = ignore_extra_keys
+        self._ignore_extra_keys = faults.ignore_extra_keys
+        self._in_turn = asyncio.Lock()
 
     async def run(self) -> None:
         """Until cancelled."""
         socket = self.connect()
+        watching = asyncio.ensure_future(self._watch(socket, socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)))
         try:
             while True:
-                await self._message(await socket.recv_multipart())
+                frames = await socket.recv_multipart()
+                async with self._in_turn:
+                    await self._message(frames)
         finally:
+            watching.cancel()
+            socket.disable_monitor()
             socket.close()
+
+    async def _watch(self, socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket) -> None:
+        try:
+            while True:
+                await recv_monitor_message(monitor)
+                while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # what came before it counts
+                    await asyncio.sleep(0)
+                async with self._in_turn:
+                    await self._carry_out(self.stream.disconnected())
+        finally:
+            monitor.close()
 
     def connect(self) -> zmq.asyncio.Socket:
         """A subscribed socket, or StartError for an address that cannot be one; nothing is known of who listens."""
@@ -81,6 +103,8 @@ class Subscriber:
             "replay": self._replay,
             "last_sequence": self.stream.last,
             **msgspec.structs.asdict(self.stream.stats),
+            "void_since_us": self.void_since_us,
+            "void_us_max": self.void_us_max,
             "skipped": msgspec.structs.asdict(self.skipped),
             "last_error": self.last_error,
         }
@@ -106,11 +130,18 @@ class Subscriber:
                 )
                 self._lora_names.update(name for event in events if (name := getattr(event, "lora_name", None)))
                 if events:
+                    self._believe_again()
                     self._router.kv_events(self.replica, events, self._now_us())
             elif isinstance(effect, Invalidate):
+                self.void_since_us = self._now_us()
                 self._router.event_gap(self.replica, self._now_us())
             else:
                 todo.extend(self.stream.replayed(await self._fetch(effect.start)))
+
+    def _believe_again(self) -> None:
+        if self.void_since_us is not None:
+            self.void_us_max = max(self.void_us_max, self._now_us() - self.void_since_us)
+            self.void_since_us = None
 
     def _decode(self, payload: bytes) -> Batch | None:
         try:

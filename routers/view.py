@@ -31,6 +31,10 @@ class Signal(StrEnum):
     """The truth, which only a simulation can supply (see `Oracle`); asking for it live is an error."""
 
 
+POLL_INTERVALS_MS = {Signal.ENGINE_METRICS: 200, Signal.REPORTED_PREFIXES: 1000}
+"""How often a router asks its replicas for what its policy needs, unless it is told otherwise."""
+
+
 class Oracle(Protocol):
     """What a simulation knows and a router cannot. A policy that needs `Signal.ORACLE` gets it by `consult(oracle)`.
 
@@ -78,6 +82,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     kv_usage: float  # 0..1 of the usable blocks; cached blocks nobody refers to count as free
+    adapters_running: tuple[str, ...] = ()  # LoRA adapters of running and of waiting requests, and how many may run
+    adapters_waiting: tuple[str, ...] = ()
+    adapters_max: int = 0
     at_us: int = 0
 
 
@@ -111,7 +118,7 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True):
 class FleetView:
     """The routable replicas in stable order (the order of being added), and the instant of the decision."""
 
-    __slots__ = ("_by_name", "draining", "now_us", "ramping", "replicas")
+    __slots__ = ("_by_name", "down", "draining", "now_us", "ramping", "replicas")
 
     def __init__(
         self,
@@ -120,9 +127,11 @@ class FleetView:
         now_us: int = 0,
         draining: Sequence[ReplicaView] = (),
         ramping: Sequence[ReplicaView] = (),
+        down: Sequence[ReplicaView] = (),
     ) -> None:
         self.replicas = tuple(replicas)
         self.draining = tuple(draining)
+        self.down = tuple(down)  # took no connection, and have not answered since
         self.ramping = tuple(ramping)  # in good health and kept from this one turn, because they are new
         self.now_us = now_us
         self._by_name: dict[str, ReplicaView] | None = None
@@ -141,6 +150,16 @@ class FleetView:
         if view is None:
             raise FleetError(f"no routable replica named {name!r}: choose one of {', '.join(self._names()) or 'none'}")
         return view
+
+    def narrowed(self, replicas: Sequence[ReplicaView], *, ramping: Sequence[ReplicaView] | None = None) -> FleetView:
+        """The same instant with fewer replicas to choose from."""
+        return FleetView(
+            replicas,
+            now_us=self.now_us,
+            draining=self.draining,
+            ramping=self.ramping if ramping is None else ramping,
+            down=self.down,
+        )
 
     def _names(self) -> dict[str, ReplicaView]:
         if self._by_name is None:
@@ -226,6 +245,20 @@ class Failed(msgspec.Struct, frozen=True):
     at_us: int
 
 
+class SessionEnded(msgspec.Struct, frozen=True):
+    """A client said that a session will have no more turns."""
+
+    session_id: str
+    at_us: int
+
+
+class Withdrawn(msgspec.Struct, frozen=True):
+    """A request that the router held back was given up before it was placed."""
+
+    request_id: str
+    at_us: int
+
+
 class KvEvents(msgspec.Struct, frozen=True):
     replica: str
     events: tuple[KvEvent, ...]
@@ -296,6 +329,8 @@ Observation = (
     | Progress
     | Finished
     | Failed
+    | Withdrawn
+    | SessionEnded
     | KvEvents
     | EventGap
     | ReplicaAdded

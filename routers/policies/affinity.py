@@ -84,5 +84,8 @@ class PureKvAffinity(BasePolicy):
             self._index.forget(event.replica)
             self._recency.forget(event.replica)
 
+    def index_size(self) -> int:
+        return self._index.held_blocks()
+
     def stats(self) -> dict[str, Any]:
         return {"index": msgspec.structs.asdict(self._index.stats), "index_blocks": len(self._index)}

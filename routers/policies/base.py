@@ -22,7 +22,8 @@ class BasePolicy:
 
     `about` is the line that lists show; `variants` are named option sets (`NAME:variant`). `believes`, `source` and
     `fails` are what `policy_explain` tells: what the policy holds true of the fleet, where the algorithm is from, and
-    under which conditions it does badly. `text_join` joins the messages of a chat for a policy that reads text.
+    under which conditions it does badly. `text_join` joins the messages of a chat for a policy that reads text;
+    `index_unit` is what `index_size` counts.
     """
 
     about: ClassVar[str] = ""
@@ -30,10 +31,12 @@ class BasePolicy:
     source: ClassVar[str] = ""
     fails: ClassVar[str] = ""
     text_join: ClassVar[str] = "\n"
+    index_unit: str = "blocks"
     Options: ClassVar[type[Options]] = Options
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     needs: frozenset[Signal] = frozenset()
     wants_progress: bool = False
+    may_hold: bool = False
 
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
         if block_size < 1:
@@ -45,12 +48,25 @@ class BasePolicy:
     def choose(self, turn: TurnView, fleet: FleetView) -> Decision:
         raise NotImplementedError(f"{type(self).__name__} has no choose(turn, fleet): write one returning a Decision")
 
+    def must_wait(self, turn: TurnView, fleet: FleetView) -> bool:
+        """Whether the router shall hold the turn back for now; asked only of a policy with `may_hold`."""
+        return False
+
+    def place_in_queue(self, turn: TurnView, fleet: FleetView) -> tuple[float, ...]:
+        """Where a turn that waits stands: lowest goes first, equal ones in their order of arrival."""
+        return ()
+
     def observe(self, event: Observation) -> None:
         """Nothing to remember."""
 
     def owed(self, replica: str) -> tuple[int, int]:
         """Prefill tokens and decode blocks booked on a replica, for ingresses that share their load."""
         return 0, 0
+
+    def index_size(self) -> int | None:
+        """Entries of what the policy believes of caches, summed over replicas, in `index_unit`; None: it keeps none.
+        Cheap enough to be asked for several times a second."""
+        return None
 
     def stats(self) -> dict[str, Any]:
         """What an operator may want to see of the policy's state; plain JSON values."""

@@ -105,6 +105,9 @@ class AffinityLoadScore(BasePolicy):
             self._index.forget(event.replica)
             self._recency.forget(event.replica)
 
+    def index_size(self) -> int:
+        return self._index.held_blocks()
+
     def stats(self) -> dict[str, Any]:
         return {"index": msgspec.structs.asdict(self._index.stats), "index_blocks": len(self._index)}
 
@@ -147,6 +150,7 @@ class ReportedPrefixesPolicy(AffinityLoadScore):
         "not found unless it is listed itself; a small Bloom filter says yes too often. No real engine has the route."
     )
     Options = ReportedPrefixesOptions
+    index_unit = "prefixes"
     cache_signal = Signal.REPORTED_PREFIXES
 
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
@@ -181,6 +185,10 @@ class ReportedPrefixesPolicy(AffinityLoadScore):
             self._reports.pop(event.replica, None)
             self._listed.pop(event.replica, None)
         super().observe(event)
+
+    def index_size(self) -> int:
+        """Of a Bloom filter nobody can say how many prefixes it names, so it counts as none."""
+        return sum(map(len, self._listed.values()))
 
     def stats(self) -> dict[str, Any]:
         return {

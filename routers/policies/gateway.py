@@ -16,7 +16,7 @@ from routers.config import Options, at_least
 from routers.hashing import PrefixKeys
 from routers.index import PrefixIndex
 from routers.policies.base import ArbitraryOrder, BasePolicy, break_tie, count, imbalanced, least_loaded
-from routers.prompts import Prompt
+from routers.prompts import Prompt, namespace_of
 from routers.tree import PrefixTree, token_text
 from routers.view import (
     Decision,
@@ -68,6 +68,7 @@ class _TreePolicy(BasePolicy):
 
     Options = CacheAwareOptions
     budget_is_shared: ClassVar[bool] = False
+    index_unit = "characters"
 
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
         super().__init__(options, rng=rng, block_size=block_size)
@@ -108,6 +109,9 @@ class _TreePolicy(BasePolicy):
         elif isinstance(event, ReplicaRemoved):
             self._order.leave(event.replica)
             self._tree.remove_tenant(event.replica)
+
+    def index_size(self) -> int:
+        return self._tree.total_chars()
 
     def stats(self) -> dict[str, Any]:
         return {"tree_chars": {name: self._tree.chars(name) for name in self._tree.tenants()}}
@@ -166,7 +170,7 @@ class SglangCacheAware(_TreePolicy):
                 tenant, f"created the matched {rate:.0%} of the text", "match", None, _believed(rate, turn.prompt)
             )
         self._text = (turn.request_id, "")  # such a request is not inserted
-        if tenant in {replica.name for replica in fleet.draining}:  # not one that is only left out this time
+        if tenant in {replica.name for replica in (*fleet.draining, *fleet.down)}:  # not one left out this time only
             self._gone = tenant
         first = self._order.first(fleet)
         return Decision(first.name, f"{tenant}, which created the matched text, cannot serve; first of all", "gone")
@@ -218,6 +222,7 @@ class SmgCacheAware(_TreePolicy):
         super().__init__(options, rng=rng, block_size=block_size)
         events = {Signal.TOKENS, Signal.KV_EVENTS}
         self.needs = frozenset(events if self.options.use_kv_events else {Signal.TEXT})
+        self.index_unit = "blocks" if self.options.use_kv_events else "characters"
         self._index = PrefixIndex()
         self._processed: dict[str, int] = {}
 
@@ -230,7 +235,9 @@ class SmgCacheAware(_TreePolicy):
         rate = matched / len(text) if text else 0.0
         if rate <= self.options.cache_threshold:
             return self._least(fleet, f"match {rate:.0%} is too short" if text else "no text", "miss")
-        owners = [fleet[name] for name in list(node.owners)[:SMG_OWNERS_MAX] if name in fleet]
+        # The walk over a node's owners has no order there; here it is one that is drawn once.
+        listed = sorted(node.owners, key=self._order.rank)[:SMG_OWNERS_MAX]
+        owners = [fleet[name] for name in listed if name in fleet]
         if not owners:
             return self._least(fleet, "nobody who was sent the matched text can serve", "gone")
         best = self._least_of(owners)
@@ -256,6 +263,9 @@ class SmgCacheAware(_TreePolicy):
             self._index.forget(event.replica)
             self._processed.pop(event.replica, None)
         super().observe(event)
+
+    def index_size(self) -> int:
+        return self._index.held_blocks() if self.options.use_kv_events else super().index_size()
 
     def _by_events(self, turn: TurnView, fleet: FleetView) -> Decision:
         if turn.prompt is None:
@@ -302,10 +312,13 @@ class VllmCacheAware(_TreePolicy):
         "Ties go to one replica, so unrelated prompts one by one all meet there. The belief outlives the blocks."
     )
     Options = VllmCacheAwareOptions
+    index_unit = "tokens"
     needs = frozenset({Signal.TOKENS})
 
     def text_of(self, prompt: Prompt | None) -> str:
-        return token_text(prompt.token_ids()) if prompt is not None and prompt.tokens else ""
+        if prompt is None or not prompt.tokens:
+            return ""
+        return namespace_of(prompt) + token_text(prompt.token_ids())
 
     def chars_max(self) -> int:
         return super().chars_max() // VLLM_CHARS_PER_TOKEN

@@ -1,19 +1,23 @@
 """llm-d's endpoint picker as two ready profiles: `llmd-approx-prefix`, `llmd-precise-prefix`.
 
-A profile is a list of weighted scorers and a picker; both policies take any scorer, and differ in the list that they
-start from. total = sum of weight * score cut to 0..1; the picker takes the highest, ties at random, or draws.
+A profile is a list of filters, one of weighted scorers, and a picker; both policies take any of them, and differ in the
+scorers that they start from. total = sum of weight * score cut to 0..1; the picker takes the highest, ties at random,
+or draws.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from routers.config import Options
-from routers.errors import OptionError
+from routers.errors import NoReplica, OptionError
 from routers.policies.base import BasePolicy
-from routers.policies.scorers import Look, ScorerOptions, make_scorers
-from routers.view import Decision, Dispatched, FleetView, Observation, TurnView
+from routers.policies.filters import FilterOptions, make_filters
+from routers.policies.scorer_base import Look, ScorerOptions
+from routers.policies.scorers import make_scorers
+from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaView, Signal, TurnView
 
 
 class LlmdApproxPrefixOptions(Options, frozen=True):
@@ -21,6 +25,11 @@ class LlmdApproxPrefixOptions(Options, frozen=True):
 
     - `scorers`: list of {scorer, weight, ...}; queue depth 2, KV utilisation 2 and approximate prefix 3 unless given.
       `routers.policies.scorers` names all of them and what else each reads.
+    - `filters`: list of {filter, ...}, which take replicas out before they are scored; none unless given.
+      `routers.policies.filters` names all of them and what each reads.
+    - `shed_saturated`: turn a request of negative priority away while the pool is saturated: mean of the larger of
+      queue / 5 and KV usage / 0.8, at least 1 [on there, by the priority of an InferenceObjective; here it is the
+      body's `priority`, which vLLM reads the other way round, so it is off].
     - `picker`: `max-score` takes the highest total, ties at random; `weighted-random` draws by U^(1/total).
     """
 
@@ -29,6 +38,8 @@ class LlmdApproxPrefixOptions(Options, frozen=True):
         ScorerOptions(scorer="kv-cache-utilization", weight=2),
         ScorerOptions(scorer="prefix-cache", weight=3),
     )
+    filters: tuple[FilterOptions, ...] = ()
+    shed_saturated: bool = False
     picker: Literal["max-score", "weighted-random"] = "max-score"
 
     def __post_init__(self) -> None:
@@ -52,11 +63,25 @@ class LlmdApproxPrefix(BasePolicy):
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
         super().__init__(options, rng=rng, block_size=block_size)
         self._scorers = make_scorers(self.options.scorers)
-        self.needs = frozenset(signal for scorer in self._scorers for signal in scorer.needs)
+        self._filters = make_filters(self.options.filters, rng)
+        needs = {Signal.ENGINE_METRICS} if self.options.shed_saturated else set()
+        self.needs = frozenset(needs).union(
+            *(scorer.needs for scorer in self._scorers), *(one.needs for one in self._filters)
+        )
         self._look: Look | None = None
+        # A filter that reads matches needs them before anybody is scored.
+        self._matcher = next((scorer for scorer in self._scorers if scorer.matches), None)
+        if self._matcher is None and any(one.matches for one in self._filters):
+            raise OptionError(
+                "a prefix-cache-affinity filter needs a match to go by: add the scorer prefix-cache or precise-prefix"
+            )
 
     def choose(self, turn: TurnView, fleet: FleetView) -> Decision:
         look = self._look = Look(turn, fleet, self.block_size)
+        if self.options.shed_saturated and turn.priority < 0 and saturation(fleet) >= 1.0:
+            raise NoReplica("the pool is saturated and the request's priority is negative: send it later")
+        if self._filters:
+            fleet = look.fleet = self._kept(look)
         totals = dict.fromkeys((replica.name for replica in fleet), 0.0)
         parts: list[tuple[str, dict[str, float]]] = []
         for scorer in self._scorers:
@@ -71,6 +96,18 @@ class LlmdApproxPrefix(BasePolicy):
             believed = look.hit_blocks.get(name, 0) * self.block_size
         return Decision(name, f"total {totals[name]:.2f}: {detail}", rule, totals, believed)
 
+    def _kept(self, look: Look) -> FleetView:
+        replicas: Sequence[ReplicaView] = look.fleet.replicas
+        if self._matcher is not None and any(one.matches for one in self._filters):
+            self._matcher.score(look)
+        for one in self._filters:
+            replicas = one.keep(replicas, look)
+            if not replicas:
+                raise NoReplica(
+                    f"filter {one.options.filter!r} lets no replica pass: send it later, or raise its limit"
+                )
+        return look.fleet.narrowed(replicas)
+
     def observe(self, event: Observation) -> None:
         look = None
         if isinstance(event, Dispatched):
@@ -81,6 +118,10 @@ class LlmdApproxPrefix(BasePolicy):
             self._look = None
         for scorer in self._scorers:
             scorer.observe(event, look)
+
+    def index_size(self) -> int | None:
+        sizes = [size for scorer in self._scorers if (size := scorer.index_size()) is not None]
+        return sum(sizes) if sizes else None
 
     def _pick(self, totals: dict[str, float]) -> tuple[str, str]:
         names = list(totals)
@@ -94,6 +135,18 @@ class LlmdApproxPrefix(BasePolicy):
         if len(tied) == 1:
             return tied[0], "score"
         return tied[self.rng.randrange(len(tied))], "tie"
+
+
+def saturation(fleet: FleetView) -> float:
+    """Mean over the pool of the larger of queue / 5 and KV usage / 0.8; gauges that are absent or older than 200 ms
+    count as 1, and so does an empty pool (llm-d's utilization detector)."""
+    if not len(fleet):
+        return 1.0
+    total = 0.0
+    for view in fleet:
+        fresh = view.metrics is not None and fleet.now_us - view.metrics.at_us <= 200_000
+        total += max(view.metrics.waiting / 5, view.metrics.kv_usage / 0.8) if fresh and view.metrics else 1.0
+    return total / len(fleet)
 
 
 class LlmdPrecisePrefixOptions(LlmdApproxPrefixOptions, frozen=True):

@@ -47,6 +47,7 @@ class PrefixHash(BasePolicy):
         "not hear of evictions. A popular prefix stays with few replicas until their KV usage is at the limit."
     )
     Options = PrefixHashOptions
+    index_unit = "prefixes"
     needs = frozenset({Signal.TOKENS, Signal.ENGINE_METRICS})
 
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
@@ -81,6 +82,9 @@ class PrefixHash(BasePolicy):
             for warm in self._warm.values():
                 if event.replica in warm:
                     warm.remove(event.replica)
+
+    def index_size(self) -> int:
+        return len(self._warm)
 
     def stats(self) -> dict[str, Any]:
         return {"prefixes": len(self._warm)}

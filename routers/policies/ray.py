@@ -73,6 +73,7 @@ class RayPrefixAffinity(BasePolicy):
     Options = RayPrefixAffinityOptions
     needs = frozenset({Signal.TEXT})
     text_join = ""
+    index_unit = "characters"
 
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
         super().__init__(options, rng=rng, block_size=block_size)
@@ -123,6 +124,9 @@ class RayPrefixAffinity(BasePolicy):
             self._tree.add_tenant(event.replica)
         elif isinstance(event, ReplicaRemoved):
             self._tree.remove_tenant(event.replica)
+
+    def index_size(self) -> int:
+        return self._tree.total_chars()
 
     def stats(self) -> dict[str, Any]:
         return {"chars": {name: self._tree.chars(name) for name in self._tree.tenants()}}

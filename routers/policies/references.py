@@ -38,7 +38,6 @@ class _Known(msgspec.Struct):
     prefill_tokens: int
     prompt_tokens: int
     output_tokens: int
-    placed_us: int
     decoding_us: int | None = None
 
 
@@ -128,7 +127,6 @@ class Clairvoyant(BasePolicy):
                     prompt_tokens - cached[event.replica],
                     prompt_tokens,
                     output_tokens,
-                    event.at_us,
                 )
         elif isinstance(event, FirstToken):
             known = self._known.get(event.request_id)

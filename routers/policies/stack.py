@@ -89,12 +89,14 @@ class StackPrefixAware(BasePolicy):
         "Memory grows with every prompt. Token-id prompts have no text and are placed at random."
     )
     Options = StackPrefixAwareOptions
+    index_unit = "chunks"
     needs = frozenset({Signal.TEXT})
 
     def __init__(self, options: Any = None, *, rng: random.Random, block_size: int = 16) -> None:
         super().__init__(options, rng=rng, block_size=block_size)
         self._qps = LowestQps()
         self._owners: dict[int, set[str]] = {}  # key of a run of chunks -> replicas that were sent it
+        self._held = 0  # owners of all runs together
         self._last: tuple[str, PrefixKeys] = ("", NO_KEYS)
 
     def choose(self, turn: TurnView, fleet: FleetView) -> Decision:
@@ -121,8 +123,13 @@ class StackPrefixAware(BasePolicy):
             if request_id != event.request_id:
                 keys = _chunk_keys(event.turn)
             for place in range(1, len(keys) + 1):
-                self._owners.setdefault(keys.at(place), set()).add(event.replica)
+                owners = self._owners.setdefault(keys.at(place), set())
+                self._held += event.replica not in owners
+                owners.add(event.replica)
             self._last = ("", NO_KEYS)
+
+    def index_size(self) -> int:
+        return self._held
 
     def stats(self) -> dict[str, Any]:
         return {"chunk_runs": len(self._owners)}
@@ -199,6 +206,9 @@ class StackLoadAware(BasePolicy):
             self._index.gap(event.replica)
         elif isinstance(event, ReplicaRemoved):
             self._index.forget(event.replica)
+
+    def index_size(self) -> int:
+        return self._index.held_blocks()
 
     def stats(self) -> dict[str, Any]:
         return {"index": msgspec.structs.asdict(self._index.stats), "index_blocks": len(self._index)}

@@ -18,7 +18,17 @@ from routers.murmur import vllm_hash
 from routers.policies.base import BasePolicy, count
 from routers.policies.rings import vllm_header, vllm_text
 from routers.policies.session import SessionPolicy
-from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaRemoved, ReplicaView, Signal, TurnView
+from routers.view import (
+    Decision,
+    Dispatched,
+    FleetView,
+    Observation,
+    ReplicaRemoved,
+    ReplicaView,
+    SessionEnded,
+    Signal,
+    TurnView,
+)
 
 _SWEEP_US = 60_000_000
 _JSON_FIELDS = ("user", "session_id", "user_id")
@@ -37,7 +47,8 @@ class StickyLeastLoadedOptions(Options, frozen=True):
 
 
 class StickyLeastLoaded(BasePolicy):
-    """vllm-router's `sticky_least_loaded`. Load is the number of open sessions, not of requests; a tie goes to the
+    """vllm-router's `sticky_least_loaded`. A session is open until it was idle for its time, or until `POST
+    /finish_session?session_id=ID` closes it. Load is the number of open sessions, not of requests; a tie goes to the
     highest hash of session (without one: text) and URL, so turns without an id may all meet at one replica."""
 
     about = "vllm-router's sticky_least_loaded: a session stays; a new one goes where the fewest sessions are open"
@@ -84,6 +95,8 @@ class StickyLeastLoaded(BasePolicy):
                 idle = [name for name, (_, used) in self._sessions.items() if event.at_us - used > self._expiry_us]
                 for name in idle:
                     self._forget(name)
+        elif isinstance(event, SessionEnded):
+            self._forget(event.session_id)
         elif isinstance(event, ReplicaRemoved):
             for name in [name for name, (replica, _) in self._sessions.items() if replica == event.replica]:
                 self._forget(name)

@@ -14,10 +14,13 @@ from typing import Any
 import msgspec
 
 from routers.config import Options, at_least
+from routers.errors import OptionError
 from routers.hashing import NO_KEYS, PrefixKeys
 from routers.index import DEVICE, DISK, HOST, PrefixIndex
 from routers.policies.base import BasePolicy
-from routers.policies.dynamo import softmax_weights
+from routers.policies.dynamo_cost import softmax_weights
+from routers.policies.homes import SessionHomes
+from routers.prompts import salt_of
 from routers.view import (
     Decision,
     Dispatched,
@@ -31,9 +34,11 @@ from routers.view import (
     ReplicaAdded,
     ReplicaRemoved,
     Signal,
+    Stored,
     TurnView,
 )
 
+VLLM_SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "x-session-id")
 _TIERS = {"CPU": HOST, "STORAGE": DISK}
 
 
@@ -49,21 +54,38 @@ def credit_tokens(device: int, lower: int, weight: float, prompt_tokens: int, bl
     return min(block_size * (device + lower * weight), prompt_tokens - 1)
 
 
+def _beyond_lora(event: Stored) -> bool:
+    """Whether a block is told apart by more than its adapter."""
+    for extra in event.extra_keys or ():
+        keys = extra if isinstance(extra, tuple) else (extra,) if extra is not None else ()
+        if any(key != event.lora_name for key in keys):
+            return True
+    return False
+
+
 class VllmKvAwareOptions(Options, frozen=True):
     """Defaults of vllm-router 0.1.17's `kv_aware`.
 
     - `temperature`: 0 takes the lowest cost; above it, chance falls with exp(-(cost - min) / temperature).
     - `host_weight`, `disk_weight`: credit of a block on a lower tier.
+    - `affinity_ttl_s`: a session stays on its replica, whatever the load there, until it was idle for so long; its
+      requests are not tokenised there, so they owe no prefill. Unset, sessions are not looked at; 1 to 31,536,000.
+    - `affinity_capacity`: sessions remembered, the longest idle forgotten first.
     - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours, see `PrefixIndex`].
     """
 
     temperature: float = 0.0
     host_weight: float = 0.8
     disk_weight: float = 0.3
+    affinity_ttl_s: float | None = None
+    affinity_capacity: int = 10_000
     count_copies: bool = True
 
     def __post_init__(self) -> None:
         at_least(0, temperature=self.temperature, host_weight=self.host_weight, disk_weight=self.disk_weight)
+        at_least(1, affinity_capacity=self.affinity_capacity)
+        if self.affinity_ttl_s is not None and not 1 <= self.affinity_ttl_s <= 31_536_000:
+            raise OptionError(f"affinity_ttl_s={self.affinity_ttl_s} cannot work: give 1 to 31536000, or leave it out")
 
 
 class VllmKvAware(BasePolicy):
@@ -87,10 +109,23 @@ class VllmKvAware(BasePolicy):
         self._prefills: dict[str, tuple[str, int]] = {}  # request -> replica, tokens booked
         self._order: dict[str, float] = {}
         self._new: dict[str, int] = {}
+        ttl_s = self.options.affinity_ttl_s
+        self._homes: SessionHomes | None = None
+        if ttl_s is not None:
+            self.needs = self.needs | {Signal.SESSION_ID}
+            capacity = self.options.affinity_capacity
+            self._homes = SessionHomes(ttl_s, VLLM_SESSION_HEADERS, capacity=capacity, rebinds=False)
 
     def choose(self, turn: TurnView, fleet: FleetView) -> Decision:
+        home = self._homes.of(turn, fleet.now_us) if self._homes is not None else None
+        if home is not None and home in fleet:
+            self._new = {}
+            return Decision(home, "the session is bound to it, its prompt unread", "bound")
         tokens = turn.prompt.tokens if turn.prompt is not None else 0
-        keys = PrefixKeys(turn.prompt.block_hashes(self.block_size)) if turn.prompt is not None else NO_KEYS
+        salted = salt_of(turn.prompt) is not None  # no credit there, wherever the blocks are
+        keys = (
+            PrefixKeys(turn.prompt.block_hashes(self.block_size)) if turn.prompt is not None and not salted else NO_KEYS
+        )
         device = self._index.match(keys)
         lower = self._index.lower_tiers(keys, device, chained=False)
         self._new, costs = {}, {}
@@ -109,8 +144,13 @@ class VllmKvAware(BasePolicy):
 
     def observe(self, event: Observation) -> None:
         if isinstance(event, KvEvents):
-            self._index.apply(event.replica, event.events)
+            if any(isinstance(one, Stored) and _beyond_lora(one) for one in event.events):
+                self._index.gap(event.replica)  # a batch with a salt or an image is rejected, its source wiped
+            else:
+                self._index.apply(event.replica, event.events)
         elif isinstance(event, Dispatched):
+            if self._homes is not None:
+                self._homes.dispatched(event)
             new = self._new.get(event.replica, 0)
             self._prefills[event.request_id] = (event.replica, new)
             self._owed[event.replica] = self._owed.get(event.replica, 0) + new
@@ -118,17 +158,24 @@ class VllmKvAware(BasePolicy):
             replica, tokens = self._prefills.pop(event.request_id, (event.replica, 0))
             if replica in self._owed:
                 self._owed[replica] -= tokens
+            if self._homes is not None and not isinstance(event, FirstToken):
+                self._homes.ended(event.request_id, failed=False)  # retries do not rebind
         elif isinstance(event, EventGap):
             self._index.gap(event.replica)
         elif isinstance(event, ReplicaAdded):
             self._order.setdefault(event.replica, self.rng.random())
         elif isinstance(event, ReplicaRemoved):
             self._index.forget(event.replica)
+            if self._homes is not None:
+                self._homes.forget(event.replica)
             self._owed.pop(event.replica, None)
             self._prefills = {name: held for name, held in self._prefills.items() if held[0] != event.replica}
 
     def owed(self, replica: str) -> tuple[int, int]:
         return self._owed.get(replica, 0), 0
+
+    def index_size(self) -> int:
+        return self._index.held_blocks()
 
     def stats(self) -> dict[str, Any]:
         return {

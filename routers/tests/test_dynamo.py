@@ -19,9 +19,11 @@ from routers import (
     local_block_hashes,
     make_policy,
 )
-from routers.policies.dynamo import DynamoKvOptions, Load, cost, decay_factor, softmax_weights
+from routers.policies.dynamo_cost import Load, cost, decay_factor, softmax_weights
+from routers.policies.dynamo_options import DynamoKvOptions
 
 BLOCK = 16
+DECODE = {"track_prefill_tokens": False, "role": "decode"}
 LEGACY = {"overlap_score_weight": 2.5, "overlap_score_credit": 0.5, "prefill_load_scale": 3.0}
 
 
@@ -52,9 +54,10 @@ def price(load, prompt_tokens, least_prefill=0, shared_cache_multiplier=0.0, **o
         (Load(active_blocks=7, shared_blocks=4), 160, {}, 10 + 7 + 6),
         (Load(active_blocks=7, shared_blocks=4), 160, {"track_active_blocks": False}, 10),
         (Load(active_prefill_tokens=80), 160, {}, 15 + 10),
-        (Load(active_prefill_tokens=80, device=6), 160, {"track_prefill_tokens": False}, 4),
-        (Load(device=6), 160, {"track_prefill_tokens": False, "overlap_score_credit": 0.0}, 10),
-        (Load(device=12), 160, {"track_prefill_tokens": False, "decode_active_request_weight": 1.0}, 0),
+        (Load(active_prefill_tokens=80, device=6), 160, {"track_prefill_tokens": False}, 10),  # nothing to forgive
+        (Load(active_prefill_tokens=80, device=6), 160, DECODE, 4),
+        (Load(device=6), 160, {**DECODE, "overlap_score_credit": 0.0}, 10),
+        (Load(device=12), 160, {**DECODE, "decode_active_request_weight": 1.0}, 0),
     ],
 )
 def test_the_cost_of_a_candidate(load, prompt_tokens, options, expected):

@@ -106,3 +106,17 @@ def test_an_item_may_run_over_lines_and_name_its_own_source():
         "b": ("one two", "elsewhere"),
         "c": ("three.", "Theirs"),
     }
+
+
+def test_what_the_imitated_router_has_and_this_one_refuses_is_told_with_the_reason():
+    refused = policy_explain("dynamo-load-aware").refused
+    assert "taints" in refused["routing_constraints"]
+    assert not refused.keys() & {option.name for option in policy_explain("dynamo-load-aware").options}
+    assert policy_explain("random").refused == {}
+
+
+def test_each_knob_that_is_not_of_the_configuration_itself_names_its_source():
+    options = {option.name: option for option in policy_explain("dynamo-kv").options}
+    assert options["queue_threshold"].source == "1.4.2, `scheduling/queue.rs`"
+    assert options["active_decode_blocks_threshold"].source == "1.4.2, `discovery/worker_monitor.rs`"
+    assert "03037af" in options["cost_policy"].source

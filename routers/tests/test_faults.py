@@ -207,15 +207,17 @@ async def test_a_breaker_that_counts_client_errors_refuses_healthy_requests(flee
 def test_a_breaker_opens_for_a_while_and_one_more_failure_opens_it_again():
     breaker = Breaker(2, open_us=100)
     breaker.failed("r0", 0)
-    breaker.served("r0")
+    breaker.served("r0", 5)
     breaker.failed("r0", 10)
     assert breaker.open(10) == set()
     breaker.failed("r0", 20)
     assert [breaker.open(at) for at in (20, 119, 120)] == [{"r0"}, {"r0"}, set()]
     breaker.failed("r0", 130)
+    breaker.served("r0", 229)  # it was on its way before
     assert breaker.open(229) == {"r0"}
-    breaker.served("r0")
-    assert breaker.open(229) == set()
+    breaker.served("r0", 230)
+    breaker.failed("r0", 231)
+    assert breaker.open(231) == set()
 
 
 # -- the same on symbolic prompts --------------------------------------------------------------------------------
@@ -256,6 +258,7 @@ def test_belief_is_counted_per_rule_against_what_was_served():
     assert list(one.beliefs) == ["longest-prefix"]
     assert msgspec.structs.asdict(belief) == {
         "requests": 3, "believed_tokens": 480, "served_tokens": 456, "phantom_tokens": 64, "missed_tokens": 40,
+        "stale": 0,
     }  # fmt: skip
 
 
@@ -292,6 +295,7 @@ async def test_what_was_served_is_read_from_the_end_of_the_answer(fleet, router_
     assert service.state()["beliefs"] == {
         "longest-prefix": {
             "requests": 1, "believed_tokens": 320, "served_tokens": 96, "phantom_tokens": 224, "missed_tokens": 0,
+            "stale": 0,
         }
     }  # fmt: skip
 

@@ -321,3 +321,40 @@ def test_an_index_that_never_hears_of_evictions_believes_476_blocks_where_316_ar
 
 def test_with_removals_belief_equals_what_is_served():
     assert drift(tell_removals=True) == (316, 316, 640)
+
+
+def test_rows_of_blocks_that_are_gone_serve_again():
+    """An engine that evicts as much as it stores makes the index no larger."""
+    index = PrefixIndex()
+    for number in range(300):
+        store(index, "r0", [1000 * number + n for n in range(20)], base=20 * number)
+        if number >= 10:
+            index.removed("r0", range(20 * (number - 10), 20 * (number - 9)))
+    assert len(index) == index.resident_blocks("r0") == 200
+    assert len(index._blocks.keys) < 300
+    assert depth(index, [1000 * 299 + n for n in range(20)]) == 20
+    assert depth(index, list(range(20))) == 0
+
+
+def test_siblings_come_and_go_in_any_order():
+    index = PrefixIndex()
+    store(index, "r0", [1], base=0)
+    for number in range(6):
+        store(index, "r0", [10 + number], parent=0, base=100 + number)
+    for number in (3, 0, 5, 1):
+        index.removed("r0", [100 + number])
+    assert [depth(index, [1, 10 + number]) for number in range(6)] == [1, 1, 2, 1, 2, 1]
+    index.removed("r0", [0])
+    assert [depth(index, [1, 10 + number]) for number in range(6)] == [0] * 6
+    store(index, "r0", [1], base=0)
+    assert [depth(index, [1, 10 + number]) for number in range(6)] == [1, 1, 2, 1, 2, 1]
+
+
+def test_more_replicas_than_a_word_has_bits():
+    index = PrefixIndex()
+    for number in range(130):
+        store(index, f"r{number}", list(range(number + 1)))
+    found = index.match(PrefixKeys(range(200)))
+    assert found == {f"r{number}": number + 1 for number in range(130)}
+    index.forget("r70")
+    assert "r70" not in index.match(PrefixKeys(range(200)))

@@ -163,3 +163,28 @@ def test_least_tokens_weighs_prompts_where_least_requests_counts_them():
     assert long not in placed
     view = FleetView([ReplicaView(name="a", in_flight=2), ReplicaView(name="b", in_flight=1)])
     assert make_policy("least-tokens").choose(turn(), view).replica == "b"
+
+
+def test_a_session_that_is_said_to_have_ended_counts_as_open_no_more():
+    one = router("sticky-least-loaded", 2)
+    home = one.route(turn("a", "s"), 0).replica
+    assert one.policy.stats() == {"open_sessions": {home: 1}}
+    one.session_ended("s", 1)
+    one.session_ended("unknown", 1)
+    assert one.policy.stats() == {"open_sessions": {}}
+
+
+async def test_the_routers_own_route_ends_a_session(router_for):
+    import aiohttp
+
+    service = await router_for(["http://127.0.0.1:9"], policy="sticky-least-loaded")
+    service.router.route(turn("a", "s 1"), 0)
+    async with aiohttp.ClientSession() as session:
+        for method, query, status in (
+            ("post", "", 400),
+            ("get", "?session_id=s", 405),
+            ("post", "?session_id=s%201", 200),
+        ):
+            async with getattr(session, method)(f"{service.url}/finish_session{query}") as answer:
+                assert answer.status == status
+    assert service.router.policy.stats() == {"open_sessions": {}}

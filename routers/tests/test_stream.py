@@ -154,3 +154,51 @@ def test_what_is_applied_is_a_run_without_holes_since_the_last_time_belief_was_v
                 run.append(effect.batch.ts)
     assert run == list(range(int(run[0]), int(run[0]) + len(run))) if run else not live
     assert not stream.catching_up
+
+
+def test_a_lost_connection_voids_the_belief_at_once_and_what_follows_counts_from_nothing():
+    stream = EventStream()
+    feed(stream, 0, 1, 2)
+    assert stream.disconnected() == [Invalidate("disconnect")]
+    assert kinds(stream.receive(3, batch(9))) == ["Apply"]
+    assert (stream.stats.disconnects, stream.stats.restarts) == (1, 0)
+    assert stream.stats.invalidated == {"disconnect": 1}
+
+
+def test_a_restart_behind_a_lost_connection_is_told_from_a_mere_loss_and_voids_nothing_twice():
+    stream = EventStream()
+    feed(stream, 0, 1, 2)
+    stream.disconnected()
+    assert kinds(stream.receive(0, batch(1))) == ["Apply"]  # its clock may even have gone back
+    assert kinds(stream.receive(1, batch(2))) == ["Apply"]
+    assert (stream.stats.restarts, stream.stats.invalidations) == (1, 1)
+
+
+def test_with_replay_everything_is_asked_for_again_after_a_lost_connection():
+    stream = EventStream(replay=True)
+    feed(stream, 0, 1, 2)
+    stream.disconnected()
+    assert stream.receive(5, batch(9)) == [AskReplay(0)]
+    assert kinds(stream.replayed([(n, batch(n)) for n in range(5)])) == ["Apply"] * 6
+
+
+def test_a_connection_that_is_lost_during_a_replay_makes_its_answer_old_news():
+    stream = EventStream(replay=True)
+    feed(stream, 0, 4)
+    assert stream.catching_up
+    stream.disconnected()
+    assert stream.replayed([(1, batch(1))]) == []
+
+
+def test_a_connection_lost_before_anything_was_heard_has_nothing_to_void():
+    stream = EventStream()
+    assert stream.disconnected() == []
+    assert (stream.stats.disconnects, stream.stats.invalidations) == (1, 0)
+
+
+def test_a_stream_that_heeds_nothing_applies_whatever_comes_and_voids_nothing():
+    """Field case BL-08, the flawed consumer."""
+    stream = EventStream(heed=False)
+    assert [kinds(effects) for effects in feed(stream, 0, 1, 7, 0, 1)] == [["Apply"]] * 5
+    assert stream.disconnected() == []
+    assert (stream.stats.invalidations, stream.stats.restarts, stream.stats.gaps) == (0, 0, 0)

@@ -298,3 +298,28 @@ def test_vllm_budget_counts_eight_characters_a_token():
     for number in range(4):
         one.route(token_turn(f"q{number}", range(100 * number, 100 * number + 10)), number * S)
     assert one.policy.stats()["tree_chars"]["r0"] == 20
+
+
+def test_smg_looks_at_eight_owners_in_an_order_of_its_own():
+    """The real one walks a map without order: which eight is arbitrary, and stays so for the life of a process."""
+    seen = set()
+    for seed in range(12):
+        one = router("smg-cache-aware", 12, seed=seed)
+        for number in range(12):
+            others = [f"r{i}" for i in range(12) if i != number]
+            one.route(text_turn(f"warm{number}", "the same text"), 0, exclude=others)
+            one.finished(f"warm{number}", 1, 0)
+        chosen = {send(one, "the same text", name=f"q{i}").replica for i in range(60)}
+        assert len(chosen) == 8
+        seen |= chosen
+    assert len(seen) == 12
+
+
+@pytest.mark.parametrize("other", [{"cache_salt": "b"}, {"lora_name": "ad"}, {}])
+def test_vllm_keeps_token_histories_of_each_salt_and_adapter_apart(other):
+    one = router("vllm-cache-aware", 1)
+    one.route(TurnView(request_id="a", prompt=TokenPrompt(list(range(50)), cache_salt="a")), 0)
+    probe = TokenPrompt(list(range(50)), **other)
+    assert one.route(TurnView(request_id="b", prompt=probe), 1).rule == "miss"
+    same = TokenPrompt(list(range(50)), cache_salt="a")
+    assert one.route(TurnView(request_id="c", prompt=same), 2).rule == "match"

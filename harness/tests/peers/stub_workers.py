@@ -47,7 +47,7 @@ class StubWorkers:
             app.router.add_post(path, self._generate(name))
         for path in ("/v1/completions/render", "/v1/chat/completions/render"):
             app.router.add_post(path, _render)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 SCRIPTED_SERVICE = '''
 """Answers as the service does, chooses workers in turn, and writes down every call."""
-import argparse, itertools, json, os
+import argparse, asyncio, itertools, json, os
 from aiohttp import web
 
 calls = open(os.environ["CALLS"], "a", buffering=1)
@@ -37,6 +37,7 @@ async def answer(request):
     if request.path == "/select_and_reserve":
         if os.environ.get("REFUSE"):
             return web.json_response({"error": "no worker"}, status=503)
+        await asyncio.sleep(float(os.environ.get("HOLD_S", 0)))
         worker = next(turn) % 2
         overlap = {"gpu": 32, "longest_matched": 32}
         return web.json_response({"selection_id": body["selection_id"], "worker_id": worker,
@@ -66,10 +67,13 @@ class World:
     def rows(self, count=1):
         return until(lambda: rows if len(rows := read_json_lines([self.folder / "peer.jsonl"])) >= count else None)
 
-    def open(self, prompt, **fields):
+    def open(self, prompt, wishes=None, timeout=10, **fields):
         body = json.dumps({"model": "m", "prompt": prompt, "stream": True, **fields}).encode()
         headers = {"Content-Type": "application/json", "X-Request-Id": "q1", "X-Session-ID": "s1"}
-        return urllib.request.urlopen(urllib.request.Request(f"{self.url}/v1/completions", body, headers), timeout=10)
+        if wishes is not None:
+            headers["X-Dynamo-Select"] = json.dumps(wishes)
+        request = urllib.request.Request(f"{self.url}/v1/completions", body, headers)
+        return urllib.request.urlopen(request, timeout=timeout)
 
 
 def until(found):
@@ -172,6 +176,45 @@ def test_a_replica_that_breaks_off_leaves_a_broken_answer_and_no_reservation(tmp
         assert "broke off" in row["error"]
 
 
+def test_what_a_request_asks_of_its_routing_reaches_the_service_by_its_numbers(tmp_path, monkeypatch):
+    wishes = {
+        "pinned_worker": "r1",
+        "allowed_worker_ids": ["r1", "r0"],
+        "strict_priority": 2,
+        "router_config_override": {"router_temperature": 0.5},
+    }
+    with proxied(tmp_path, monkeypatch, slow_stream) as world:
+        with world.open(list(range(1000, 1040)), wishes) as answer:
+            answer.read()
+        body = next(body for _, path, body in world.calls() if path == "/select_and_reserve")
+    assert {key: body.get(key) for key in wishes} == {
+        "pinned_worker": {"worker_id": 1, "dp_rank": 0},
+        "allowed_worker_ids": [1, 0],
+        "strict_priority": 2,
+        "router_config_override": {"router_temperature": 0.5},
+    }
+    assert "priority_jump" not in body
+
+
+@pytest.mark.parametrize("wishes", [{"pinned_worker": "r9"}, {"taste": 1}, []])
+def test_a_wish_that_cannot_be_followed_is_a_400(tmp_path, monkeypatch, wishes):
+    with proxied(tmp_path, monkeypatch, slow_stream) as world:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            world.open(list(range(1000, 1040)), wishes)
+        refused.value.close()
+        assert refused.value.code == 400
+        assert world.told() == []
+
+
+def test_a_client_that_leaves_while_the_service_holds_it_leaves_no_reservation(tmp_path, monkeypatch):
+    with proxied(tmp_path, monkeypatch, endless, HOLD_S="1") as world:
+        with pytest.raises(TimeoutError):
+            world.open(list(range(1000, 1040)), timeout=0.3)
+        until(lambda: world.told() == ["select_and_reserve", "free"])
+        (row,) = world.rows()
+        assert row["status"] == 499
+
+
 def test_without_tokens_the_service_is_not_asked(tmp_path, monkeypatch):
     """The scripted replica has no /tokenize that gives tokens, and an empty list must never reach the service."""
     with proxied(tmp_path, monkeypatch, slow_stream) as world:
@@ -214,7 +257,7 @@ def test_a_service_that_ends_at_once_is_a_start_error(tmp_path, monkeypatch):
 
 def test_options_have_the_names_of_our_policy_and_no_other():
     shared = set(POLICIES["dynamo-kv"].Options.__struct_fields__)
-    assert set(OPTIONS) - shared == {"queue_threshold"}
+    assert set(OPTIONS) <= shared
     told = environment_of({"temperature": 0.5, "use_kv_events": False})
     assert told == {"DYN_ROUTER_TEMPERATURE": "0.5", "DYN_USE_KV_EVENTS": "false"}
     with pytest.raises(UsageError, match="did you mean 'temperature'"):
