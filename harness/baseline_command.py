@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.errors import UsageError
-from reports import ReportError, list_baselines, read_figures, save_baseline, terminal_table
+from reports import ReportError, console, list_baselines, read_figures, save_baseline, terminal_table
 
 
 def save_command(run: Path, name: str | None, folder: Path, *, replace: bool, force: bool) -> int:
@@ -40,7 +39,7 @@ def list_command(folder: Path) -> int:
         repeats = len({each["repeat"] for each in run.repeats})
         facts = (run.name, run.mode, str(run.seed), str(repeats), str(run.health.get("verdict")))
         table.add_row(name, *facts, ", ".join(run.routers))
-    Console(highlight=False).print(table)
+    console().print(table)
     return 0
 
 
@@ -50,5 +49,5 @@ def show_command(name: str, folder: Path) -> int:
         run = read_figures(name, folder)
     except ReportError as error:
         raise UsageError(str(error)) from error
-    Console(highlight=False).print(terminal_table(run))
+    console().print(terminal_table(run))
     return 0

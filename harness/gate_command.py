@@ -11,8 +11,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
-
 from harness.errors import UsageError
 from reports import (
     BASELINE_FOLDER,
@@ -20,6 +18,7 @@ from reports import (
     ReportError,
     Rules,
     RunResult,
+    console,
     default_rules,
     gate,
     gate_markdown,
@@ -64,7 +63,7 @@ def gate_command(
     if as_json:
         print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
     else:
-        say = Console(highlight=False)
+        say = console()
         if rules_file is None:
             say.print(rules_text(result))
         say.print(gate_table(result))
@@ -99,7 +98,7 @@ def _self_test(place: str | None, rules: Rules, folder: Path) -> int:
         with tempfile.TemporaryDirectory() as made:
             run = run_mode(load_scenario(SELF_TEST_SCENARIO), "sim", Path(made)).result
             found = self_test(run, rules)
-    Console(highlight=False).print(self_test_table(found))
+    console().print(self_test_table(found))
     missed = [one for one in found if not one.caught]
     if missed:
         print(f"gate: self-test missed {len(missed)} of {len(found)}: {missed[0].fault}", file=sys.stderr)

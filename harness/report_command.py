@@ -5,11 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rich.console import Console
-
 from harness.errors import UsageError
 from harness.run import prepare_folder
-from reports import EXPORTS, ReportError, export_run, merge_runs, read_run, render_reports, terminal_table
+from reports import (
+    EXPORTS,
+    NOT_EXPORTED,
+    ReportError,
+    console,
+    export_run,
+    merge_runs,
+    read_run,
+    render_reports,
+    terminal_table,
+)
 
 
 def report_command(runs: list[Path], *, out: Path | None, export: str | None, quiet: bool) -> int:
@@ -30,13 +38,13 @@ def report_command(runs: list[Path], *, out: Path | None, export: str | None, qu
     except OSError as error:
         raise UsageError(f"{error.filename}: cannot be written ({error.strerror}); use a folder of yours") from error
     if not quiet:
-        Console(highlight=False).print(terminal_table(result))
+        console().print(terminal_table(result))
     print(f"files: {result.folder}  (open {result.folder / 'report.html'})")
     return 0
 
 
 def _export(runs: list[Path], name: str, out: Path | None) -> int:
-    if name not in EXPORTS:
+    if name not in EXPORTS and name not in NOT_EXPORTED:
         from harness.errors import choose_from
 
         raise UsageError(f"no export format {name!r}: {choose_from(name, EXPORTS)}")

@@ -1,7 +1,7 @@
 """Reports of a run: the contract of its files, every metric and its formula, comparison, health, and pages to read.
 
-This package knows no other: whoever records a run hands it rows with the columns of `REQUEST_COLUMNS` and
-`FLEET_COLUMNS`, and everything else follows from these. Importing it opens nothing.
+This package knows no other: whoever records a run hands it rows with the columns of `REQUEST_COLUMNS`,
+`FLEET_COLUMNS` and `ROUTER_COLUMNS`, and everything else follows from these. Importing it opens nothing.
 """
 
 from reports.arms import SLO_KEYS, arm_metrics
@@ -19,7 +19,7 @@ from reports.errors import (
     SloError,
     UnknownMetricError,
 )
-from reports.exports import EXPORTS, export_run
+from reports.exports import EXPORTS, NOT_EXPORTED, export_run
 from reports.gate import EXIT_CODES, GateResult, Line, gate
 from reports.gate_view import gate_markdown, gate_table, junit, rules_text, self_test_table
 from reports.health import HealthFacts, health
@@ -27,22 +27,27 @@ from reports.html import write_html
 from reports.injections import Injection, self_test
 from reports.markdown import write_markdown
 from reports.merge import merge_runs
-from reports.metrics_table import METRICS, Metric, addresses, direction_of, lookup, metric_of
+from reports.metric import Metric
+from reports.metrics_table import METRICS, addresses, direction_of, lookup, metric_of
+from reports.page import Page, write_page
+from reports.plot_parts import Plot, log_ticks
 from reports.records import (
     FLEET_BIN_US,
     FLEET_COLUMNS,
     PHASES,
     REQUEST_COLUMNS,
+    ROUTER_COLUMNS,
     STATUSES,
     fleet_frame,
     read_json_lines,
     read_parquet,
     requests_frame,
+    router_frame,
     write_parquet,
 )
 from reports.rules import Rule, Rules, default_rules, read_rules, rules_of
 from reports.run import SCHEMA_VERSION, RunResult, finish_run, read_run, render_reports, start_run
-from reports.terminal import mode_comparison, terminal_table
+from reports.terminal import console, mode_comparison, terminal_table
 
 __all__ = [
     "BASELINE_FOLDER",
@@ -51,8 +56,10 @@ __all__ = [
     "FLEET_BIN_US",
     "FLEET_COLUMNS",
     "METRICS",
+    "NOT_EXPORTED",
     "PHASES",
     "REQUEST_COLUMNS",
+    "ROUTER_COLUMNS",
     "SCHEMA_VERSION",
     "SLO_KEYS",
     "STATUSES",
@@ -66,6 +73,8 @@ __all__ = [
     "Injection",
     "Line",
     "Metric",
+    "Page",
+    "Plot",
     "RecordError",
     "ReportError",
     "Rule",
@@ -79,6 +88,7 @@ __all__ = [
     "arm_metrics",
     "baseline_document",
     "call",
+    "console",
     "default_rules",
     "direction_of",
     "export_run",
@@ -90,6 +100,7 @@ __all__ = [
     "health",
     "junit",
     "list_baselines",
+    "log_ticks",
     "lookup",
     "make_arms",
     "merge_runs",
@@ -102,6 +113,7 @@ __all__ = [
     "read_run",
     "render_reports",
     "requests_frame",
+    "router_frame",
     "rules_of",
     "rules_text",
     "save_baseline",
@@ -112,5 +124,6 @@ __all__ = [
     "winner",
     "write_html",
     "write_markdown",
+    "write_page",
     "write_parquet",
 ]

@@ -18,11 +18,12 @@ from reports.errors import SloError
 from reports.latency import PER_REQUEST, distributions
 from reports.metrics_table import METRICS
 from reports.rows import Mask, Rows
+from reports.spread import burst_max_share, engine_in_flight_peak, new_session_load_r
 from reports.tails import tail_idle_replica_s, tpot_replica_spread
 
 DISTRIBUTIONS = tuple(metric.name for metric in METRICS.values() if metric.kind == "distribution")
 # A bound may be set on what a request itself decides; not on what the load generator did to it.
-SLO_KEYS = tuple(name for name in PER_REQUEST if name != "sched_lag_ms")
+SLO_KEYS = tuple(name for name in PER_REQUEST if name not in ("sched_lag_ms", "client_wait_ms"))
 
 
 def arm_metrics(
@@ -32,12 +33,15 @@ def arm_metrics(
     slo: Mapping[str, float] | None = None,
     ceiling_cached_tokens: int | None = None,
     ceiling_prompt_tokens: int | None = None,
+    distinct_prompts: int | None = None,
     replicas: Iterable[str] = (),
+    router_samples: pd.DataFrame | None = None,
 ) -> dict[str, Any]:
     """Every metric of the table for the rows given, which are one router's (one repeat, or several pooled).
 
-    `ceiling_cached_tokens` are the hits of one infinite cache over the steady requests, and `ceiling_prompt_tokens`
-    their prompt tokens (default: those of the rows). `slo` maps per-request figures to bounds in milliseconds.
+    `ceiling_cached_tokens` are the hits of one infinite cache over the steady requests, `ceiling_prompt_tokens` their
+    prompt tokens (default: those of the rows), and `distinct_prompts` the different prompts among the successes. `slo`
+    maps per-request figures to bounds in milliseconds.
     `replicas` names replicas that exist even if no row or sample mentions them.
     """
     rows = Rows(requests)
@@ -53,15 +57,21 @@ def arm_metrics(
         **cache_metrics(rows, fleet, ceiling),
         "requests": len(steady),
         "errors": int(steady.status("error").sum()),
+        "collateral_errors": int((steady.status("error") & _of_class(steady, "router")).sum()),
         "incomplete": int((steady.status("incomplete") | steady.status("cancelled")).sum()),
         "requests_per_s": successes / seconds if successes and seconds else None,
         "output_tokens_per_s": _token_rate(steady, "output_tokens", seconds),
         "input_tokens_per_s": _token_rate(steady, "prompt_tokens", seconds),
         "in_flight_mean": mean,
         "in_flight_peak": peak,
+        "engine_in_flight_peak": engine_in_flight_peak(fleet),
+        "distinct_prompt_share": None if distinct_prompts is None else share(distinct_prompts, successes),
         "placement": placement(rows, fleet, replicas),
         "sticky_rate": sticky_rate(rows),
         "load_cv": load_cv(rows, fleet),
+        "burst_max_share": burst_max_share(rows),
+        "new_session_load_r": new_session_load_r(rows, fleet),
+        "index_size_max": _index_size_max(router_samples),
         "tail_idle_replica_s": tail_idle_replica_s(rows, fleet, replicas),
         "tpot_replica_spread": tpot_replica_spread(rows),
         "slo_attainment": None if good is None else share(int(good.sum()), judged),
@@ -100,6 +110,15 @@ def arms_of(requests: pd.DataFrame, fleet: pd.DataFrame) -> list[tuple[str, int]
     order = {router: place for place, router in enumerate(pd.unique(pairs["router"]))}
     arms = {(str(router), int(repeat)) for router, repeat in pairs.itertuples(index=False)}
     return sorted(arms, key=lambda arm: (order[arm[0]], arm[1]))
+
+
+def _of_class(rows: Rows, word: str) -> Mask:
+    return (rows.frame["error_class"] == word).to_numpy(dtype=bool, na_value=False)
+
+
+def _index_size_max(samples: pd.DataFrame | None) -> int | None:
+    sizes = None if samples is None else samples["index_size"].dropna()
+    return None if sizes is None or sizes.empty else int(sizes.max())
 
 
 def _token_rate(steady: Rows, column: str, seconds: float) -> float | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from reports.errors import BaselineError, RunFolderError
 from reports.run import RunResult, all_metrics, read_run
+from reports.shapes import ShapeError, check_figures, parse_json
 
 KIND = "routebench-baseline"
 SCHEMA_VERSION = 1
@@ -94,7 +95,7 @@ def read_figures(place: Path | str, folder: Path | str = FOLDER) -> RunResult:
 
 def _document(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BaselineError(f"{path}: cannot be read ({error}): restore it, or save it again") from error
 
@@ -107,13 +108,14 @@ def _run_of(document: Mapping[str, Any], path: Path) -> RunResult:
             "wrote it, or save it again"
         )
     try:
-        routers = {name: all_metrics(metrics) for name, metrics in document["routers"].items()}
-        repeats = [{**each, "metrics": all_metrics(each["metrics"])} for each in document["repeats"]] or [
-            {"router": name, "repeat": 0, "metrics": metrics} for name, metrics in routers.items()
-        ]
-        kept = {key: document[key] for key in (*_KEPT, "environment")}
-    except KeyError as error:
-        raise BaselineError(f"{path}: no key {error}: the file was edited; save it again") from error
+        check_figures(document)
+    except ShapeError as error:
+        raise BaselineError(f"{path}: {error}: the file was changed; restore it, or save it again") from error
+    routers = {name: all_metrics(metrics) for name, metrics in document["routers"].items()}
+    repeats = [{**each, "metrics": all_metrics(each["metrics"])} for each in document["repeats"]] or [
+        {"router": name, "repeat": 0, "metrics": metrics} for name, metrics in routers.items()
+    ]
+    kept = {key: document[key] for key in (*_KEPT, "environment")}
     return RunResult(folder=path, status="complete", routers=routers, repeats=repeats, **kept)
 
 

@@ -49,6 +49,7 @@ def cache_metrics(rows: Rows, fleet: pd.DataFrame, ceiling: Ceiling | None) -> d
     redundant = None
     if ceiling is not None and ceiling_prompt and int(prompt.values[served].sum()) == ceiling_prompt:
         redundant = ceiling.cached_tokens - int(cached.values[served].sum())
+    expected, found = believed.values > 0, cached.values > 0
     surplus = share(int((believed.values - cached.values)[both].sum()), int(prompt.values[both].sum()))
     return {
         "hit_rate": share(int(cached.values[served].sum()), int(prompt.values[served].sum())),
@@ -56,6 +57,8 @@ def cache_metrics(rows: Rows, fleet: pd.DataFrame, ceiling: Ceiling | None) -> d
         "hit_rate_ceiling": None if ceiling is None or not ceiling_prompt else ceiling.cached_tokens / ceiling_prompt,
         "believed_hit_rate": share(int(believed.values[trusted].sum()), int(prompt.values[trusted].sum())),
         "phantom_hit_points": None if surplus is None else 100 * surplus,
+        "stale_placements": int((both & expected & ~found).sum()) if both.any() else None,
+        "unseen_hits": int((both & ~expected & found).sum()) if both.any() else None,
         "redundant_prefill_tokens": redundant,
         "preemptions": counter_increase(fleet, "preemptions"),
         "evicted_blocks": counter_increase(fleet, "evicted_blocks"),

@@ -23,6 +23,7 @@ ASKED = {
     "engine": "other-engine",
     "fleet": "other-fleet",
     "faults": "other-faults",
+    "churn": "other-churn",
 }
 RECORDS_SHARE_MIN = 0.95  # of the baseline's requests; below, records are missing
 

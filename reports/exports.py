@@ -2,6 +2,7 @@
 
 `vllm`: the JSON of `vllm bench serve`. `aiperf`: its profile as JSON and CSV and its lines per request.
 `github-action-benchmark`: two files, since that action takes one direction a file; names are stable from run to run.
+What a format does not have is left out; a format whose fields nobody here can check is refused with the way round.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 def export_run(run: RunResult, name: str, folder: Path | str) -> list[Path]:
     """Writes the files of one format into `folder` and names them."""
+    if name in NOT_EXPORTED:
+        raise ExportError(f"no export {name!r}: {NOT_EXPORTED[name]}")
     if name not in EXPORTS:
         raise ExportError(f"no export format {name!r}: choose one of {', '.join(EXPORTS)}")
     if not run.repeats:
@@ -92,6 +95,12 @@ EXPORTS: dict[str, Callable[[RunResult], Iterator[tuple[str, str]]]] = {
     "vllm": _vllm,
     "aiperf": _aiperf,
     "github-action-benchmark": _benchmark,
+}
+
+
+NOT_EXPORTED = {
+    "llm-d": "the fields and units of its report v0.2.1 are its converters' to decide; export vllm or aiperf and let "
+    "llm-d-benchmark's own converter read that"
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 from rich.console import Group, RenderableType
@@ -115,10 +114,6 @@ def junit(result: GateResult) -> str:
 
 
 _CHILDREN = {"regression": "failure", "invalid": "error", "inconclusive": "skipped"}
-
-
-def write_junit(result: GateResult, path: Path | str) -> None:
-    Path(path).write_text(junit(result), encoding="utf-8", newline="\n")
 
 
 def _child(case: Xml.Element, tag: str, kind: str, text: str) -> None:

@@ -16,6 +16,7 @@ import pandas as pd
 from reports.arms import arms_of
 from reports.display import number
 from reports.latency import PER_REQUEST, nearest_rank
+from reports.records import OFF_RATE
 from reports.rows import Rows
 
 LAG_MS_INVALID = 100.0
@@ -68,6 +69,8 @@ class _Arm:
     name: str
     rows: int
     """All of its requests, warm-up included."""
+    off_rate: bool
+    """Whether a stage was left out."""
     steady: Rows
     fleet: pd.DataFrame
 
@@ -81,9 +84,8 @@ def _arms(requests: pd.DataFrame, fleet: pd.DataFrame) -> list[_Arm]:
             frame[((frame["router"] == router) & (frame["repeat"] == repeat)).to_numpy(dtype=bool)]
             for frame in (requests, fleet)
         )
-        arms.append(
-            _Arm(f"{router}, repeat {repeat + 1}" if several else router, len(rows), Rows(rows).steady, samples)
-        )
+        name = f"{router}, repeat {repeat + 1}" if several else router
+        arms.append(_Arm(name, len(rows), bool((rows["phase"] == OFF_RATE).any()), Rows(rows).steady, samples))
     return arms
 
 
@@ -140,8 +142,10 @@ def _success(arms: Sequence[_Arm], invalid: list[str], degraded: list[str]) -> N
         if not len(rows):
             if arm.rows:
                 invalid.append(
-                    f"{arm.name}: all {arm.rows:,} requests were warm-up, so nothing was measured: "
-                    "lower load.warmup_s or load.warmup_sessions, or add sessions"
+                    f"{arm.name}: no stage was sent at its rate, so nothing was measured: lower the rates"
+                    if arm.off_rate
+                    else f"{arm.name}: all {arm.rows:,} requests were warm-up, so nothing was measured: "
+                    "lower load.warmup_s, load.warmup_sessions or load.ramp_s, or add sessions"
                 )
         elif not rows.ok.any():
             first = rows.frame["error"].dropna()

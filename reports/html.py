@@ -22,10 +22,14 @@ from markupsafe import Markup
 
 from reports.compare import CONFIDENCE, MEANINGFUL, TOO_CLOSE, make_arms
 from reports.display import cell, label, number, percent, shares, unit, value_text
-from reports.load_line import load_line
-from reports.metrics_table import DISTRIBUTION_KEYS, METRICS, direction_of, lookup
+from reports.ingresses import INGRESS_HEADS, ingress_rows
+from reports.load_line import load_lines
+from reports.loops import loop_rows
+from reports.metric import DISTRIBUTION_KEYS
+from reports.metrics_table import METRICS, direction_of, lookup
 from reports.plots import plots
-from reports.terminal import PLACEMENT_ROW, table_addresses
+from reports.stages import STAGE_HEADS, stage_rows
+from reports.table_rows import PLACEMENT_ROW, table_addresses
 
 if TYPE_CHECKING:
     from reports.run import RunResult
@@ -47,43 +51,56 @@ def write_html(run: RunResult, path: Path | str) -> None:
 
 
 def html(run: RunResult) -> str:
-    drawn = plots(make_arms(run.requests, run.fleet, run.routers)) if run.routers else []
-    environment = Environment(
+    drawn = plots(make_arms(run.requests, run.fleet, run.routers), run.router_samples, run.churn) if run.routers else []
+    return (
+        page_environment()
+        .get_template("report.html.j2")
+        .render(
+            run=run,
+            names=list(run.routers),
+            loads=load_lines(run),
+            ingress_heads=INGRESS_HEADS,
+            ingresses=ingress_rows(run),
+            stage_heads=STAGE_HEADS,
+            stages=stage_rows(run.stages),
+            loops=loop_rows(run.verdict.get("loops")),
+            requests=number(sum(metrics["requests"] for metrics in run.routers.values()), 0),
+            repeats=1 + max((repeat["repeat"] for repeat in run.repeats), default=0),
+            comparison=list(comparison_rows(run)),
+            distributions=[
+                (metric, _statistics(run, metric.name)) for metric in METRICS.values() if metric.kind == "distribution"
+            ],
+            numbers=list(_numbers(run)),
+            statistic_names=DISTRIBUTION_KEYS,
+            metrics=METRICS.values(),
+            sections=[(key, *SECTIONS[key], [plot for plot in drawn if plot.section == key]) for key in SECTIONS],
+            figures=script_json([asdict(plot) for plot in drawn]),
+            scenario=json.dumps(run.scenario, indent=2, ensure_ascii=False),
+            environment=json.dumps(run.environment, indent=2, ensure_ascii=False),
+            confidence=f"{CONFIDENCE:.0%}",
+            meaningful=f"{MEANINGFUL:.1%}",
+            style=asset("report.css"),
+            code=asset("report.js"),
+            plotly=Markup(packed_plotly()),
+        )
+    )
+
+
+def page_environment() -> Environment:
+    """Where this package's templates are filled in."""
+    return Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2").render(
-        run=run,
-        names=list(run.routers),
-        load=load_line(run),
-        requests=number(sum(metrics["requests"] for metrics in run.routers.values()), 0),
-        repeats=1 + max((repeat["repeat"] for repeat in run.repeats), default=0),
-        comparison=list(comparison_rows(run)),
-        distributions=[
-            (metric, _statistics(run, metric.name)) for metric in METRICS.values() if metric.kind == "distribution"
-        ],
-        numbers=list(_numbers(run)),
-        statistic_names=DISTRIBUTION_KEYS,
-        metrics=METRICS.values(),
-        sections=[(key, *SECTIONS[key], [plot for plot in drawn if plot.section == key]) for key in SECTIONS],
-        figures=script_json([asdict(plot) for plot in drawn]),
-        scenario=json.dumps(run.scenario, indent=2, ensure_ascii=False),
-        environment=json.dumps(run.environment, indent=2, ensure_ascii=False),
-        confidence=f"{CONFIDENCE:.0%}",
-        meaningful=f"{MEANINGFUL:.1%}",
-        style=_asset("report.css"),
-        code=_asset("report.js"),
-        plotly=Markup(packed_plotly()),
-    )
 
 
 def comparison_rows(run: RunResult) -> Iterator[dict[str, Any]]:
     """Rows of the main table: texts, a bar for each value, the winner, and how sure that is."""
     winners = run.verdict.get("winners", {})
-    for address in table_addresses(run):
+    for address in table_addresses(run.scenario, run.routers):
         if address == PLACEMENT_ROW:
             texts = [shares(metrics["placement"]) for metrics in run.routers.values()]
             yield {
@@ -166,5 +183,6 @@ def packed_plotly() -> str:
     return base64.b64encode(gzip.compress(source, 9, mtime=0)).decode("ascii")
 
 
-def _asset(name: str) -> Markup:
+def asset(name: str) -> Markup:
+    """A file of the page as it is."""
     return Markup(resources.files("reports").joinpath("templates", name).read_text(encoding="utf-8"))

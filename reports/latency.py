@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from reports.metrics_table import PERCENTILES
+from reports.metric import PERCENTILES
 from reports.rows import Floats, Ints, Mask, Rows, Sample
 
 
@@ -54,6 +54,13 @@ def _tpot(rows: Rows) -> tuple[Floats, Mask]:
     return span / np.maximum(tokens.values - 1, 1), mask
 
 
+def _token_gap(rows: Rows) -> tuple[Floats, Mask]:
+    tokens, first = rows.column("output_tokens"), rows.column("first_chunk_tokens")
+    span, known = _between(rows, "first_token_us", "last_token_us", rows.ok)
+    later = tokens.values - first.values
+    return span / np.maximum(later, 1), known & tokens.known & first.known & (later >= 1)
+
+
 def _ntpot(rows: Rows) -> tuple[Floats, Mask]:
     tokens = rows.column("output_tokens")
     span, known = _between(rows, "sent_us", "last_token_us", rows.ok)
@@ -70,12 +77,16 @@ def _queue(rows: Rows) -> tuple[Ints, Mask]:
 # Figures of a single request: microseconds per row, and which rows have one.
 PER_REQUEST: dict[str, Callable[[Rows], tuple[Ints | Floats, Mask]]] = {
     "ttft_ms": _instants("sent_us", "first_token_us"),
+    "first_content_ms": _instants("sent_us", "first_content_us"),
     "ttst_ms": _instants("first_token_us", "second_token_us"),
     "tpot_ms": _tpot,
+    "token_gap_ms": _token_gap,
     "ntpot_ms": _ntpot,
     "e2e_ms": _instants("sent_us", "last_token_us"),
     "queue_ms": _queue,
     "routing_ms": _instants("sent_us", "routed_us"),
+    "client_wait_ms": lambda rows: _between(rows, "ready_us", "sent_us", np.ones(len(rows), dtype=bool)),
+    "ttft_with_wait_ms": _instants("ready_us", "first_token_us"),
     "sched_lag_ms": lambda rows: _between(rows, "scheduled_us", "sent_us", np.ones(len(rows), dtype=bool)),
     "ttft_from_schedule_ms": _instants("scheduled_us", "first_token_us"),
     "e2e_from_schedule_ms": _instants("scheduled_us", "last_token_us"),
@@ -83,19 +94,27 @@ PER_REQUEST: dict[str, Callable[[Rows], tuple[Ints | Floats, Mask]]] = {
 
 
 def _spans(rows: Rows, groups: Ints) -> Sample | None:
-    """Per group of rows, its last token - its first send, if every one of its rows is a steady success."""
+    """Per group of rows, its last token - its first send, if all succeeded and the last token is of the steady phase.
+
+    What began in a ramp and ends in steady load counts: the sessions that fill the slots of a closed loop all begin
+    in its ramp, and without them only those that started late, or none, would be left.
+    """
     inside = groups >= 0
     sent, last = rows.column("sent_us"), rows.column("last_token_us")
-    whole = rows.ok & sent.known & last.known & (rows.frame["phase"] == "steady").to_numpy(dtype=bool)
+    whole = rows.ok & sent.known & last.known
+    steady = (rows.frame["phase"] == "steady").to_numpy(dtype=bool) & whole
     names, index = np.unique(groups[inside], return_inverse=True)
     if not len(names):
         return None
+    never = np.iinfo(np.int64).min
     first_us = np.full(len(names), np.iinfo(np.int64).max)
-    last_us = np.full(len(names), np.iinfo(np.int64).min)
+    last_us, steady_us = np.full(len(names), never), np.full(len(names), never)
     np.minimum.at(first_us, index, sent.values[inside])
     np.maximum.at(last_us, index, last.values[inside])
+    np.maximum.at(steady_us, index, np.where(steady, last.values, never)[inside])
     broken = np.bincount(index, weights=~whole[inside], minlength=len(names)) > 0
-    return Sample((last_us - first_us)[~broken], names[~broken])
+    counts = ~broken & (steady_us == last_us)
+    return Sample((last_us - first_us)[counts], names[counts])
 
 
 def sample(name: str, rows: Rows) -> Sample | None:

@@ -14,14 +14,21 @@ if TYPE_CHECKING:
     from reports.run import RunResult
 
 
+def load_lines(run: RunResult) -> list[str]:
+    """One line, or one for each run that a comparison joined where they differ."""
+    return run.verdict.get("loads") or [line for line in (load_line(run),) if line]
+
+
 def load_line(run: RunResult) -> str:
     """Such as: sessions driver, 36 slots, think time 100 to 500 ms (uniform); measured 21 to 24 in flight (peak 36)."""
     load = run.scenario.get("load") or {}
-    asked = [f"{load['driver']} driver"] if load.get("driver") else []
-    if load.get("rate_per_s"):
-        asked.append(f"{load['rate_per_s']} requests/s asked")
+    asked = [_loop(load)] if load.get("driver") else []
+    rates = [stage.get("rate_per_s") for stage in load.get("stages") or ()] or [load.get("rate_per_s")]
+    if known := [f"{rate:g}" for rate in rates if rate is not None]:
+        asked.append(f"{', then '.join(known)} sessions/s asked")
     if load.get("concurrency"):
-        asked.append(f"{load['concurrency']} slots")
+        held = "requests in flight at most" if load.get("driver") in ("requests", "rate") else "slots"
+        asked.append(f"{load['concurrency']} {held}")
     think = _distribution((run.scenario.get("workload") or {}).get("think_time_ms"))
     if think:
         asked.append(f"think time {think}")
@@ -37,6 +44,13 @@ def load_line(run: RunResult) -> str:
     if measured:
         parts.append(f"measured {', '.join(measured)}")
     return "; ".join(parts)
+
+
+def _loop(load: Mapping[str, Any]) -> str:
+    """The driver, and which kind of loop that is: a closed one waits for answers before it asks on."""
+    if load["driver"] != "rate":
+        return f"{load['driver']} driver (closed loop)"
+    return f"rate driver (open loop{', ' + load['arrival'] if load.get('arrival') else ''})"
 
 
 def _span(run: RunResult, name: str, decimals: int) -> str:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 
 from reports.compare import TOO_CLOSE
 from reports.display import cell, label, shares, unit
-from reports.load_line import load_line
+from reports.ingresses import INGRESS_HEADS, ingress_rows
+from reports.load_line import load_lines
+from reports.loops import loop_rows
 from reports.metrics_table import METRICS, metric_of
-from reports.terminal import PLACEMENT_ROW, table_addresses
+from reports.stages import STAGE_HEADS, stage_rows
+from reports.table_rows import PLACEMENT_ROW, table_addresses
+from reports.unfinished import where_unfinished
 
 if TYPE_CHECKING:
     from reports.run import RunResult
@@ -29,7 +33,7 @@ def markdown(run: RunResult) -> str:
     if about := run.scenario.get("about"):
         lines += [f"{about}", ""]
     lines += [f"Mode {run.mode}, seed {run.seed}, {run.status}. Health: **{run.health['verdict']}**.", ""]
-    if line := load_line(run):
+    for line in load_lines(run):
         lines += [f"Load: {line}.", ""]
     lines += [f"- {reason}" for reason in run.health["reasons"]] + ([""] if run.health["reasons"] else [])
     for sentence in run.verdict.get("sentences", ()):
@@ -37,12 +41,15 @@ def markdown(run: RunResult) -> str:
     lines += [f"- Beware: {flag['text']}" for flag in run.verdict.get("flags", ())]
     if run.verdict.get("flags"):
         lines.append("")
+    if counted := where_unfinished(run.requests):
+        lines += [f"Where requests were that came to no good end (`unfinished` in run.json): {counted}.", ""]
     if not names:
         return "\n".join([*lines, "No figures: the run did not come to its end.", ""])
     lines.append(f"| | unit | {' | '.join(names)} | winner |")
     lines.append(f"| --- | --- | {' | '.join('---:' for _ in names)} | --- |")
     winners = run.verdict.get("winners", {})
-    for address in table_addresses(run):
+    addresses = table_addresses(run.scenario, run.routers)
+    for address in addresses:
         if address == PLACEMENT_ROW:
             cells = [shares(run.routers[name]["placement"]) for name in names]
             lines.append(f"| Placement | % each | {' | '.join(cells)} | |")
@@ -55,7 +62,8 @@ def markdown(run: RunResult) -> str:
         ]
         won = best or (TOO_CLOSE if found.get("best") else found.get("basis", ""))
         lines.append(f"| {label(address)} | {unit(address)} | {' | '.join(cells)} | {won} |")
-    shown = dict.fromkeys(metric_of(address).name for address in table_addresses(run) if address != PLACEMENT_ROW)
+    lines += _ingresses(run) + _stages(run) + _loops(run)
+    shown = dict.fromkeys(metric_of(address).name for address in addresses if address != PLACEMENT_ROW)
     lines += ["", "<details><summary>What the figures mean</summary>", ""]
     lines += [f"- **{METRICS[name].title}** ({METRICS[name].unit}): {METRICS[name].formula}." for name in shown]
     lines += [
@@ -67,3 +75,29 @@ def markdown(run: RunResult) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _ingresses(run: RunResult) -> list[str]:
+    rows = ingress_rows(run)
+    if not rows:
+        return []
+    head = ["", f"| {' | '.join(INGRESS_HEADS)} |", f"| --- | --- |{' ---: |' * (len(INGRESS_HEADS) - 2)}"]
+    return [*head, *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _stages(run: RunResult) -> list[str]:
+    if not run.stages:
+        return []
+    head = ["", f"| {' | '.join(STAGE_HEADS)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]
+    return [*head, *(f"| {' | '.join(row)} |" for row in stage_rows(run.stages))]
+
+
+def _loops(run: RunResult) -> list[str]:
+    rows = loop_rows(run.verdict.get("loops"))
+    if not rows:
+        return []
+    head = ["", "| ratio | | open loop (primary) | closed loop |", "| --- | --- | ---: | ---: |"]
+    return [
+        *head,
+        *(f"| {title} | {pair} | {one} | {two}{' **!**' if apart else ''} |" for title, pair, one, two, apart in rows),
+    ]

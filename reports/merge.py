@@ -14,12 +14,16 @@ from typing import Any
 
 import pandas as pd
 
-from reports.comparable import different
+from reports.comparable import ASKED, different
+from reports.display import join
 from reports.errors import ReportError
-from reports.records import fleet_frame, requests_frame, write_parquet
+from reports.load_line import load_line
+from reports.loops import compare_loops, loop_of, loop_sentences
+from reports.records import fleet_frame, requests_frame, router_frame
 from reports.run import RunResult, render_reports, verdict, write_run
 
 VERDICTS = ("ok", "degraded", "invalid")
+_ASKED = set(ASKED.values())
 
 
 def merge_runs(runs: Sequence[RunResult], folder: Path | str, *, reports: bool = True) -> RunResult:
@@ -30,15 +34,18 @@ def merge_runs(runs: Sequence[RunResult], folder: Path | str, *, reports: bool =
     names = Counter(name for run in runs for name in run.routers)
     modes = {run.mode for run in runs}
     apart = [list(different(run, runs[0])) for run in runs]
-    requests, fleets, repeats, reasons = [], [], [], []
+    requests, fleets, samples, repeats, reasons = [], [], [], [], []
+    renamings: list[dict[str, str]] = []
     routers: dict[str, Any] = {}
     for run, label, gaps in zip(runs, labels, apart, strict=True):
         renamed = {name: name if names[name] == 1 else f"{name}@{label}" for name in run.routers}
+        renamings.append(renamed)
         rows = run.requests.assign(router=run.requests["router"].map(renamed))
         if gaps:
             rows["session"] = f"{label}/" + rows["session"]
         requests.append(requests_frame(rows))
         fleets.append(fleet_frame(run.fleet.assign(router=run.fleet["router"].map(renamed))))
+        samples.append(router_frame(run.router_samples.assign(router=run.router_samples["router"].map(renamed))))
         routers |= {renamed[name]: metrics for name, metrics in run.routers.items()}
         repeats += [{**each, "router": renamed[each["router"]]} for each in run.repeats]
         reasons += [f"{label}: {reason}" for reason in run.health["reasons"]]
@@ -54,13 +61,34 @@ def merge_runs(runs: Sequence[RunResult], folder: Path | str, *, reports: bool =
         routers=routers,
         repeats=repeats,
         health={"verdict": "degraded" if worst == "ok" and any(apart) else worst, "reasons": reasons},
+        churn=[
+            {**each, "router": names_of[each["router"]]}
+            for run, names_of in zip(runs, renamings, strict=True)
+            for each in run.churn
+        ],
     )
-    frames: tuple[pd.DataFrame, pd.DataFrame] = _joined(requests, requests_frame), _joined(fleets, fleet_frame)
-    slo = dict(runs[0].scenario.get("slo") or {})
-    merged = merged.with_rows(*frames, verdict(*frames, routers, repeats, slo))
+    rows, fleet = _joined(requests, requests_frame), _joined(fleets, fleet_frame)
+    found = verdict(rows, fleet, routers, repeats, merged.scenario)
+    lines = {label: load_line(run) for run, label in zip(runs, labels, strict=True)}
+    if len(set(lines.values())) > 1:
+        found["loads"] = [f"{label}: {line}" for label, line in lines.items()]
+    if loops := compare_loops(runs, labels):
+        open_names = {
+            names_of[name]
+            for run, names_of in zip(runs, renamings, strict=True)
+            if loop_of(run.scenario) == "open"
+            for name in run.routers
+        }
+        primary = {name: metrics for name, metrics in routers.items() if name in open_names}
+        own = verdict(rows, fleet, primary, repeats, merged.scenario)["sentences"]
+        found |= {"loops": loops, "sentences": [*loop_sentences(loops), *own]}
+    elif other := [name for name, gaps in zip(labels, apart, strict=True) if {code for code, _ in gaps} & _ASKED]:
+        are = "is another experiment" if len(other) == 1 else "are other experiments"
+        told = f"Beware: {join(other)} {are} than {labels[0]}: this compares what was asked as much as who was asked."
+        found["sentences"] = [told, *found["sentences"]]
+    merged = merged.with_rows(rows, fleet, _joined(samples, router_frame), found)
     merged.folder.mkdir(parents=True, exist_ok=True)
-    write_parquet(frames[0], merged.folder / "requests.parquet")
-    write_parquet(frames[1], merged.folder / "fleet.parquet")
+    merged.write_rows()
     write_run(merged)
     if reports:
         render_reports(merged)

@@ -19,6 +19,7 @@ from reports.metrics_table import METRICS
 from reports.plot_parts import Plot, first_repeat, log_ticks, share_of, thin, trace_of
 from reports.plots_cache import hit_rate, waterfall
 from reports.plots_lanes import swim_lanes
+from reports.plots_routing import Churn, index_size, mark_churn, placement_against_load
 from reports.plots_time import latency_over_time, time_spent
 from reports.rows import Floats, Ints, replica_names
 
@@ -28,8 +29,8 @@ REPLICA_LINES_MAX = 12  # beyond, lines would hide each other: lowest, median an
 PANELS_A_ROW = 4
 
 
-def plots(arms: Sequence[Arm]) -> list[Plot]:
-    """Every plot for which the run has figures, in the order of the page."""
+def plots(arms: Sequence[Arm], router_samples: pd.DataFrame | None = None, churn: Churn = ()) -> list[Plot]:
+    """Every plot for which the run has figures, in the order of the page; `churn` is marked where time is an axis."""
     drawn = [
         _makespans(arms),
         *(_distribution(arms, name, note) for name, note in DISTRIBUTIONS_DRAWN),
@@ -39,9 +40,22 @@ def plots(arms: Sequence[Arm]) -> list[Plot]:
         hit_rate(arms),
         _placement(arms),
         waterfall(arms),
+        placement_against_load(arms),
+        None if router_samples is None else index_size(arms, router_samples),
         *(_load(arms, *load) for load in LOADS_DRAWN),
     ]
-    return [plot for plot in drawn if plot is not None and plot.data]
+    shown = [plot for plot in drawn if plot is not None and plot.data]
+    if churn:
+        for plot in shown:
+            if plot.id.startswith(OVER_TIME):
+                names = [arm.name for arm in arms]
+                if plot.id.startswith("load-"):
+                    names = [arm.name for arm in arms if arm.fleet[plot.id.removeprefix("load-")].notna().any()]
+                mark_churn(plot, churn, names)
+    return shown
+
+
+OVER_TIME = ("time-ttft_ms", "time-tpot_ms", "hit-rate", "index-size", "load-")  # plots whose x is the arm's time
 
 
 DISTRIBUTIONS_DRAWN = (
@@ -177,6 +191,7 @@ def _load(arms: Sequence[Arm], column: str, title: str, note: str) -> Plot | Non
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"hovermode": "x unified", "annotations": []}
     highest = max(float(arm.fleet[column].max()) for _, arm in known)
+    longest_s = max(float(arm.fleet["t_us"][arm.fleet[column].notna()].max()) for _, arm in known) / 1e6
     for panel, (place, arm) in enumerate(known):
         suffix = str(panel + 1) if panel else ""
         x_domain = share_of(panel % across, across, gap=0.03)
@@ -184,7 +199,7 @@ def _load(arms: Sequence[Arm], column: str, title: str, note: str) -> Plot | Non
         layout[f"xaxis{suffix}"] = {
             "domain": x_domain,
             "anchor": f"y{suffix}",
-            "rangemode": "tozero",
+            "range": [0, longest_s or 1],
             "ticksuffix": " s",
         }
         layout[f"yaxis{suffix}"] = {

@@ -12,7 +12,7 @@ from reports.display import percent
 from reports.plot_parts import TIME_AXIS, Plot, first_repeat, thin, trace_of
 
 HIT_WINDOWS = 48
-FALLS = ("lost by placement or eviction", "believed, but not there")
+FALLS = ("lost by placement or eviction", "index wrong")
 STAGES = ("one infinite cache", FALLS[0], "the router believed", FALLS[1], "served")
 
 
@@ -95,7 +95,8 @@ def waterfall(arms: Sequence[Arm]) -> Plot | None:
         "hovermode": "closest",
     }
     note = (
-        "prompt tokens that could have been hit, were expected where the request was sent, and were served from cache"
+        "prompt tokens that could have been hit, were expected where the request was sent, and were served from cache; "
+        "index wrong: below 0 believed but not there, above 0 there but not believed"
     )
     return Plot("waterfall", "Where hits were lost", note, data, layout, wide=True, section="cache") if data else None
 

@@ -38,7 +38,7 @@ def latency_over_time(arms: Sequence[Arm], name: str) -> Plot | None:
             trace["connectgaps"] = True
             trace["hovertemplate"] = f"{word} %{{y:,.1f}} ms<extra>{arm.name}</extra>"
             data.append(trace)
-    drawn = [value for trace in data for value in trace["y"] if value]
+    drawn = [value for trace in data for value in trace["y"] if value and value > 0]
     layout = {
         "xaxis": {**TIME_AXIS, "title": {"text": "seconds since the arm began, when sent"}},
         "yaxis": {"type": "log", "title": {"text": "ms, log scale"}, **log_ticks(drawn)},
@@ -93,10 +93,11 @@ def time_spent(arms: Sequence[Arm]) -> Plot | None:
         "xaxis": {"title": {"text": "seconds of a mean session"}, "rangemode": "tozero"},
         "yaxis": {"autorange": "reversed", "ticklabelstandoff": 8, "automargin": True},
         "hovermode": "closest",
+        "showlegend": True,
     }
     note = "a session's time by what it waited for; prefill holds the step of the first token, a pause is between turns"
     return Plot(
-        "time-spent", "Where time went", note, data, layout, height=110 + 50 * len(known), wide=True, section="sessions"
+        "time-spent", "Where time went", note, data, layout, height=140 + 50 * len(known), wide=True, section="sessions"
     )
 
 

@@ -1,19 +1,21 @@
-"""The two tables of a run, requests and fleet samples: their columns, and frames and parquet files of them.
+"""The tables of a run, requests and samples of replicas and of routers: columns, frames and parquet files of them.
 
 The column lists are the contract with whoever records a run; order, names and types live here only. A row may leave
 out what is not known, and unknown is null, never 0; a key that is not a column is an error. Files carry a fixed
-schema and fixed metadata, so the decoded rows of two runs with the same numbers are the same.
+schema and fixed metadata, so the decoded rows of two runs with the same numbers are the same; a column that an earlier
+version did not write is read as unknown.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from reports.errors import RecordError
@@ -31,17 +33,20 @@ REQUEST_COLUMNS: dict[str, str] = {
     "rollout_step": WHOLE,
     "replica": TEXT,
     "reason": TEXT,
+    "ready_us": WHOLE,
     "scheduled_us": WHOLE,
     "sent_us": WHOLE,
     "routed_us": WHOLE,
     "admitted_us": WHOLE,
     "first_token_us": WHOLE,
     "second_token_us": WHOLE,
+    "first_content_us": WHOLE,
     "last_token_us": WHOLE,
     "end_us": WHOLE,
     "phase": TEXT,
     "prompt_tokens": WHOLE,
     "output_tokens": WHOLE,
+    "first_chunk_tokens": WHOLE,
     "cached_tokens": WHOLE,
     "token_source": TEXT,
     "believed_hit_tokens": WHOLE,
@@ -66,11 +71,22 @@ FLEET_COLUMNS: dict[str, str] = {
     "step_us_mean": REAL,
     "late_us_p99": REAL,
 }
+ROUTER_COLUMNS: dict[str, str] = {
+    "router": TEXT,
+    "repeat": WHOLE,
+    "ingress": TEXT,
+    "t_us": WHOLE,
+    "index_size": WHOLE,
+    "in_flight": WHOLE,
+}
 REQUEST_REQUIRED = ("router", "repeat", "request_id", "phase", "status")
 FLEET_REQUIRED = ("router", "repeat", "t_us", "replica")
+ROUTER_REQUIRED = ("router", "repeat", "ingress", "t_us")
 STATUSES = ("ok", "error", "incomplete", "cancelled")  # cancelled: cut by the load generator at the run's end
-PHASES = ("warmup", "steady", "cooldown")
+OFF_RATE = "off-rate"  # phase of requests of a stage that was not sent at its rate
+PHASES = ("warmup", "steady", "cooldown", OFF_RATE)
 FLEET_BIN_US = 500_000
+WHOLE_MAX = 1 << 53  # beyond, sums and means would not be exact
 
 _ARROW = {TEXT: pa.string(), WHOLE: pa.int64(), REAL: pa.float64(), GAPS: pa.list_(pa.int64())}
 _PANDAS = {
@@ -106,6 +122,12 @@ def fleet_frame(rows: Table) -> pd.DataFrame:
     return _frame(rows, FLEET_COLUMNS, FLEET_REQUIRED, "fleet")
 
 
+def router_frame(rows: Table) -> pd.DataFrame:
+    """Samples of router processes, one an ingress: entries that its index of prefixes holds, null where it keeps none,
+    and requests that it counts as under way."""
+    return _frame(rows, ROUTER_COLUMNS, ROUTER_REQUIRED, "router sample")
+
+
 def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
     """Every whole line of a file that may still be growing or whose writer was killed.
 
@@ -136,11 +158,12 @@ def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
 
 
 def write_parquet(frame: pd.DataFrame, path: Path | str) -> None:
-    """Writes a frame of one of the two tables. No time of writing and no library version goes into the metadata."""
-    columns = FLEET_COLUMNS if list(frame.columns) == list(FLEET_COLUMNS) else REQUEST_COLUMNS
-    if list(frame.columns) != list(columns):
+    """Writes a frame of one of the tables. No time of writing and no library version goes into the metadata."""
+    columns = next((columns for columns, _, _ in _TABLES if list(frame.columns) == list(columns)), None)
+    if columns is None:
         raise RecordError(
-            f"columns {', '.join(map(str, frame.columns))}: make the frame with requests_frame or fleet_frame"
+            f"columns {', '.join(map(str, frame.columns))}: make the frame with requests_frame, fleet_frame or "
+            "router_frame"
         )
     table = pa.table(
         [pa.array(frame[name], type=_ARROW[kind]) for name, kind in columns.items()], schema=_schema(columns)
@@ -149,19 +172,40 @@ def write_parquet(frame: pd.DataFrame, path: Path | str) -> None:
 
 
 def read_parquet(path: Path | str) -> pd.DataFrame:
-    """A frame as `requests_frame` or `fleet_frame` gave it."""
+    """A frame as `requests_frame`, `fleet_frame` or `router_frame` gave it."""
+    if not Path(path).is_file():
+        raise RecordError(f"{path}: is not there or no file: restore it, or run it again")
     try:
         table = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, pa.ArrowException) as error:
         raise RecordError(
-            f"{path}: cannot be read as parquet ({error}): the run was killed while writing it"
+            f"{path}: cannot be read as parquet ({_first_line(error)}): the run was killed while writing it, or "
+            "the file was changed; restore it, or run it again"
         ) from error
-    for columns in (REQUEST_COLUMNS, FLEET_COLUMNS):
-        if table.column_names == list(columns):
-            return _to_pandas(table.replace_schema_metadata(None).cast(_schema(columns)))
+    names = table.column_names
+    for columns, required, frame_of in _TABLES:
+        if set(required) <= set(names) <= set(columns) and len(set(names)) == len(names):
+            try:
+                return frame_of({name: table[name] for name in names})
+            except RecordError as error:
+                raise RecordError(f"{path}: {error}") from error
+    columns, required, _ = max(_TABLES, key=lambda table: len(set(table[0]) & set(names)))
+    gone = [f"no column {name!r}" for name in required if name not in names]
+    strange = [f"a column {name!r} that is not in the contract" for name in names if name not in columns]
     raise RecordError(
-        f"{path}: columns {', '.join(table.column_names)} are neither those of requests nor those of fleet samples"
+        f"{path}: {', '.join((gone + strange)[:2]) or 'a column twice'}: restore the file, or run it again"
     )
+
+
+_TABLES: tuple[tuple[dict[str, str], tuple[str, ...], Callable[[Table], pd.DataFrame]], ...] = (
+    (REQUEST_COLUMNS, REQUEST_REQUIRED, requests_frame),
+    (FLEET_COLUMNS, FLEET_REQUIRED, fleet_frame),
+    (ROUTER_COLUMNS, ROUTER_REQUIRED, router_frame),
+)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _schema(columns: Mapping[str, str]) -> pa.Schema:
@@ -186,12 +230,18 @@ def _to_pandas(table: pa.Table) -> pd.DataFrame:
 
 
 def _array(values: Any, kind: str) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
     if kind != WHOLE:
         return pa.array(values, type=_ARROW[kind], from_pandas=True)
     given = pa.array(values, from_pandas=True)
     if not (pa.types.is_integer(given.type) or pa.types.is_floating(given.type) or pa.types.is_null(given.type)):
         raise pa.ArrowTypeError(f"found {given.type}")
-    return given.cast(pa.int64())  # refuses a fraction, where making it whole at once would cut it off
+    whole = given.cast(pa.int64())  # refuses a fraction, where making it whole at once would cut it off
+    bounds = pc.min_max(whole)
+    if max(abs(bounds["min"].as_py() or 0), abs(bounds["max"].as_py() or 0)) > WHOLE_MAX:
+        raise pa.ArrowInvalid(f"found {bounds['min']} to {bounds['max']}, beyond 2**53, which nothing in a run reaches")
+    return whole
 
 
 def _frame(rows: Any, columns: dict[str, str], required: tuple[str, ...], what: str) -> pd.DataFrame:

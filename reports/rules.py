@@ -20,7 +20,8 @@ from typing import Any, Literal
 
 from reports.display import number, unit
 from reports.errors import RuleError
-from reports.metrics_table import METRICS, PERCENTILES, direction_of, metric_of
+from reports.metric import PERCENTILES
+from reports.metrics_table import METRICS, direction_of, metric_of
 
 ERROR_SHARE_MAX = 0.01  # as health's bound for `degraded`: latency over the survivors may flatter
 REPEATS_MIN = 3  # of a wall-clock figure, on both sides

@@ -8,7 +8,7 @@ nanosecond in a figure of milliseconds: beyond that, figures are an accident of 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,17 +17,21 @@ from typing import Any, Literal
 import pandas as pd
 
 from reports.arms import arm_metrics, arms_of
-from reports.compare import DECIMALS, HEADLINE_ADDRESSES, ROLLOUT_ADDRESSES, call, make_arms
+from reports.compare import DECIMALS, call, make_arms
 from reports.errors import RecordError, RunFolderError
 from reports.health import HealthFacts, health
 from reports.html import write_html
 from reports.markdown import write_markdown
 from reports.metrics_table import METRICS
-from reports.records import Table, fleet_frame, read_parquet, requests_frame, write_parquet
-from reports.why import OUTCOMES, ROLLOUT_OUTCOMES, flags, has_rollouts, sentences
+from reports.records import OFF_RATE, Table, fleet_frame, read_parquet, requests_frame, router_frame, write_parquet
+from reports.shapes import STATUSES, ShapeError, check_run, parse_json
+from reports.stages import stage_notes, stages_of, without_off_rate
+from reports.table_rows import PLACEMENT_ROW, table_addresses
+from reports.unfinished import unfinished
+from reports.why import OUTCOMES, ROLLOUT_OUTCOMES, has_rollouts, sentences, told_flags
 
 SCHEMA_VERSION = 1
-STATUSES = ("running", "complete", "partial")
+ROUTER_FILE = "router.parquet"
 HEADER_KEYS = ("status", "scenario", "mode", "seed", "environment", "started_at", "wall_s")
 
 Status = Literal["running", "complete", "partial"]
@@ -47,6 +51,8 @@ class RunResult:
     verdict: Mapping[str, Any] = field(default_factory=dict)  # winners, sentences, flags
     started_at: str | None = None
     wall_s: float | None = None
+    stages: Sequence[Mapping[str, Any]] = ()  # of an open loop: what was asked and what was sent
+    churn: Sequence[Mapping[str, Any]] = ()  # {"router", "repeat", "at_s", "do", "replica", "done_at_s"}
 
     @property
     def name(self) -> str:
@@ -54,19 +60,50 @@ class RunResult:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        path = self.folder / "requests.parquet"
-        return read_parquet(path) if path.exists() else requests_frame([])
+        found = self._rows("requests.parquet", requests_frame)
+        steady = found.loc[found["phase"] == "steady", "router"].value_counts()
+        for name, metrics in self.routers.items():
+            if steady.get(name, 0) != metrics["requests"]:
+                raise RecordError(
+                    f"{self.folder / 'requests.parquet'}: has {steady.get(name, 0):,} measured requests of {name} "
+                    f"where run.json counts {metrics['requests']:,}: the two are not of one run; restore them, or run "
+                    "it again"
+                )
+        return found
 
     @cached_property
     def fleet(self) -> pd.DataFrame:
-        path = self.folder / "fleet.parquet"
-        return read_parquet(path) if path.exists() else fleet_frame([])
+        return self._rows("fleet.parquet", fleet_frame)
 
-    def with_rows(self, requests: pd.DataFrame, fleet: pd.DataFrame, verdict: Mapping[str, Any]) -> RunResult:
+    @cached_property
+    def router_samples(self) -> pd.DataFrame:
+        """Empty where no router was sampled, and then without a file."""
+        path = self.folder / ROUTER_FILE
+        return self._rows(ROUTER_FILE, router_frame) if path.exists() else router_frame([])
+
+    def _rows(self, file: str, frame_of: Callable[[Table], pd.DataFrame]) -> pd.DataFrame:
+        """Rows of a finished run must be there; of one that was killed there may be none."""
+        path, empty = self.folder / file, frame_of([])
+        if not path.exists() and not self.routers:
+            return empty
+        found = read_parquet(path)
+        if list(found.columns) != list(empty.columns):
+            raise RecordError(f"{path}: holds another table of the run: give the file its own name, or run it again")
+        return found
+
+    def with_rows(
+        self, requests: pd.DataFrame, fleet: pd.DataFrame, router_samples: pd.DataFrame, verdict: Mapping[str, Any]
+    ) -> RunResult:
         """A copy that holds its rows already and need not read them."""
         copy = replace(self, verdict=verdict)
-        copy.__dict__["requests"], copy.__dict__["fleet"] = requests, fleet
+        copy.__dict__.update(requests=requests, fleet=fleet, router_samples=router_samples)
         return copy
+
+    def write_rows(self) -> None:
+        write_parquet(self.requests, self.folder / "requests.parquet")
+        write_parquet(self.fleet, self.folder / "fleet.parquet")
+        if len(self.router_samples):
+            write_parquet(self.router_samples, self.folder / ROUTER_FILE)
 
     def to_json(self) -> dict[str, Any]:
         """The content of run.json, keys in a fixed order."""
@@ -83,6 +120,9 @@ class RunResult:
             "verdict": _rounded(self.verdict),
             "started_at": self.started_at,
             "wall_s": _rounded(self.wall_s),
+            **({"stages": _rounded(list(self.stages))} if self.stages else {}),
+            **({"churn": _rounded(list(self.churn))} if self.churn else {}),
+            **({"unfinished": found} if (found := unfinished(self.requests)) else {}),
         }
 
 
@@ -102,34 +142,50 @@ def finish_run(
     routers: Sequence[str] = (),
     ceilings: Mapping[tuple[str, int], tuple[int, int | None]] | None = None,
     replicas: Iterable[str] = (),
+    router_samples: Table = (),
+    distinct_prompts: Mapping[tuple[str, int], int] | None = None,
+    churn: Sequence[Mapping[str, Any]] = (),
     facts: HealthFacts | None = None,
     reports: bool = True,
 ) -> RunResult:
-    """Computes every figure and writes run.json, the two parquet files and, with `reports`, report.md and report.html.
+    """Computes every figure and writes run.json, the parquet files and, with `reports`, report.md and report.html.
 
     `header` has the keys HEADER_KEYS; bounds come from its scenario's `slo`. `routers` gives their order and lists arms
     that left no row; `ceilings` holds, per (router, repeat), the tokens that one infinite cache would hit on the steady
-    requests and how many prompt tokens these have. `replicas` names those that may never show up in the rows.
+    requests and how many prompt tokens these have; `distinct_prompts`, per arm, the different prompts of its steady
+    successes. `replicas` names those that may never show up in the rows; `churn` lists replicas that came and went.
     """
     folder = Path(folder)
     values = _header(header)
-    rows, samples, known_replicas = requests_frame(requests), fleet_frame(fleet), tuple(replicas)
+    load = values["scenario"].get("load") or {}
+    rows = requests_frame(requests)
+    stages = stages_of(rows, values["scenario"])
+    rows, samples, processes = without_off_rate(rows, stages, load), fleet_frame(fleet), router_frame(router_samples)
     slo = dict(values["scenario"].get("slo") or {})
-    pooled, each = _figures(rows, samples, routers, slo, ceilings or {}, known_replicas)
+    known = _Known(slo, ceilings or {}, distinct_prompts or {}, tuple(replicas))
+    pooled, each = _figures(rows, samples, processes, routers, known)
     folder.mkdir(parents=True, exist_ok=True)
-    write_parquet(rows, folder / "requests.parquet")
-    write_parquet(samples, folder / "fleet.parquet")
     run = RunResult(
         folder=folder,
         routers=pooled,
         repeats=each,
-        health=health(rows, samples, facts),
+        health=health(rows, samples, _known_by_stage(facts or HealthFacts(), stages, load)),
+        churn=churn,
+        stages=stages,
         **values,
-    ).with_rows(rows, samples, verdict(rows, samples, pooled, each, slo))
+    ).with_rows(rows, samples, processes, verdict(rows, samples, pooled, each, values["scenario"]))
+    run.write_rows()
     if reports:
         render_reports(run)
     write_run(run)  # last: whatever stops this before leaves a run that does not call itself complete
     return run
+
+
+def _known_by_stage(facts: HealthFacts, stages: Sequence[Mapping[str, Any]], load: Mapping[str, Any]) -> HealthFacts:
+    """Of a load in stages each is judged on its own: one that fell behind is left out, and the others stand."""
+    if not load.get("stages"):
+        return facts
+    return replace(facts, asked_per_s=None, achieved_per_s=None, notes=(*facts.notes, *stage_notes(stages, load)))
 
 
 def render_reports(run: RunResult) -> None:
@@ -142,12 +198,13 @@ def read_run(folder: Path | str) -> RunResult:
     """A run of any status; where it was killed, figures are absent and the rows written so far are there."""
     path = Path(folder) / "run.json"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunFolderError(f"{folder}: no run.json: give the folder that `run` wrote") from error
     except (OSError, ValueError) as error:
         raise RunFolderError(
-            f"{path}: cannot be read ({error}): the run was killed while writing it; run it again"
+            f"{path}: cannot be read ({error}): the run was killed while writing it, or the file was changed; run it "
+            "again"
         ) from error
     version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
@@ -156,9 +213,12 @@ def read_run(folder: Path | str) -> RunResult:
             "routebench that wrote it"
         )
     try:
-        fields = {key: document[key] for key in (*HEADER_KEYS, "routers", "repeats", "health", "verdict")}
-    except KeyError as error:
-        raise RunFolderError(f"{path}: no key {error}: the file was edited; run it again") from error
+        check_run(document)
+    except ShapeError as error:
+        raise RunFolderError(f"{path}: {error}: the file was changed; restore it, or run it again") from error
+    kept = (*HEADER_KEYS, "routers", "repeats", "health", "verdict", "stages", "churn")
+    fields = {key: document[key] for key in kept if key in document}
+    fields["verdict"] = {key: value for key, value in fields["verdict"].items() if value is not None}
     fields["routers"] = {name: all_metrics(metrics) for name, metrics in fields["routers"].items()}
     fields["repeats"] = [{**each, "metrics": all_metrics(each["metrics"])} for each in fields["repeats"]]
     return RunResult(folder=Path(folder), **fields)
@@ -174,62 +234,75 @@ def verdict(
     fleet: pd.DataFrame,
     routers: Mapping[str, Mapping[str, Any]],
     repeats: Sequence[Mapping[str, Any]],
-    slo: Mapping[str, float],
+    scenario: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Who wins each headline figure, in numbers and in words, and what to beware of."""
+    """Who wins each figure of the table, in numbers and in words, and what to beware of."""
     arms = make_arms(requests, fleet, routers, repeats)
-    rollouts = has_rollouts(routers)
-    addresses = dict.fromkeys(
-        (*(ROLLOUT_ADDRESSES if rollouts else ()), *HEADLINE_ADDRESSES, *(ROLLOUT_OUTCOMES if rollouts else OUTCOMES))
-    )
-    if slo:
-        addresses |= dict.fromkeys(("slo_attainment", "request_goodput"))
-    calls = {address: call(address, arms, slo) for address in addresses}
+    slo = dict(scenario.get("slo") or {})
+    outcomes = ROLLOUT_OUTCOMES if has_rollouts(routers) else OUTCOMES
+    addresses = dict.fromkeys((*table_addresses(scenario, routers), *outcomes, *(("request_goodput",) if slo else ())))
+    calls = {address: call(address, arms, slo) for address in addresses if address != PLACEMENT_ROW}
     return {
         "winners": {address: _call_json(found) for address, found in calls.items()},
         "sentences": sentences(routers, calls),
-        "flags": [asdict(flag) for flag in flags(routers)],
+        "flags": [asdict(flag) for flag in told_flags(routers)],
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What figures need besides rows."""
+
+    slo: Mapping[str, float]
+    ceilings: Mapping[tuple[str, int], tuple[int, int | None]]
+    distinct: Mapping[tuple[str, int], int]
+    replicas: tuple[str, ...]
+
+    def ceiling(self, router: str, repeats: Sequence[int]) -> tuple[int | None, int | None]:
+        """Of all these repeats together; unknown where one of them is."""
+        known = [self.ceilings[router, repeat] for repeat in repeats if (router, repeat) in self.ceilings]
+        if not known or len(known) < len(repeats):
+            return None, None
+        prompts = [prompt for _, prompt in known]
+        return sum(cached for cached, _ in known), None if None in prompts else sum(filter(None, prompts))
+
+    def distinct_prompts(self, router: str, repeats: Sequence[int]) -> int | None:
+        """Every repeat has prompts of its own."""
+        known = [self.distinct[router, repeat] for repeat in repeats if (router, repeat) in self.distinct]
+        return sum(known) if known and len(known) == len(repeats) else None
+
+
 def _figures(
-    rows: pd.DataFrame,
-    samples: pd.DataFrame,
-    names: Sequence[str],
-    slo: dict[str, float],
-    ceilings: Mapping[tuple[str, int], tuple[int, int | None]],
-    replicas: tuple[str, ...],
+    rows: pd.DataFrame, samples: pd.DataFrame, processes: pd.DataFrame, names: Sequence[str], known: _Known
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     arms = arms_of(rows, samples)
-    order = list(dict.fromkeys((*names, *(router for router, _ in arms))))
     pooled: dict[str, Any] = {}
     each: list[dict[str, Any]] = []
-    for router in order:
-        own, own_samples = rows[rows["router"] == router], samples[samples["router"] == router]
+    for router in dict.fromkeys((*names, *(router for router, _ in arms))):
+        own = [frame[frame["router"] == router] for frame in (rows, samples, processes)]
         repeats = [repeat for name, repeat in arms if name == router]
-        known = [ceilings[router, repeat] for repeat in repeats if (router, repeat) in ceilings]
-        total: tuple[int | None, int | None] = (None, None)
-        if known and len(known) == len(repeats):
-            prompts = [prompt for _, prompt in known]
-            total = (sum(cached for cached, _ in known), None if None in prompts else sum(filter(None, prompts)))
-        pooled[router] = _metrics(own, own_samples, slo, total, replicas)
+        pooled[router] = _metrics(own, router, repeats, known)
         for repeat in repeats:
-            ceiling = ceilings.get((router, repeat), (None, None))
-            own_repeat, its_samples = own[own["repeat"] == repeat], own_samples[own_samples["repeat"] == repeat]
-            metrics = pooled[router] if len(repeats) == 1 else _metrics(own_repeat, its_samples, slo, ceiling, replicas)
+            metrics = pooled[router]
+            if len(repeats) > 1:
+                metrics = _metrics([frame[frame["repeat"] == repeat] for frame in own], router, [repeat], known)
             each.append({"router": router, "repeat": repeat, "metrics": metrics})
     return pooled, each
 
 
-def _metrics(
-    rows: pd.DataFrame,
-    samples: pd.DataFrame,
-    slo: dict[str, float],
-    ceiling: tuple[int | None, int | None],
-    replicas: tuple[str, ...],
-) -> dict[str, Any]:
+def _metrics(frames: Sequence[pd.DataFrame], router: str, repeats: Sequence[int], known: _Known) -> dict[str, Any]:
+    rows, samples, processes = frames
+    whole = not (rows["phase"] == OFF_RATE).any()  # what was left out is in these two
+    ceiling = known.ceiling(router, repeats) if whole else (None, None)
     return arm_metrics(
-        rows, samples, slo=slo, ceiling_cached_tokens=ceiling[0], ceiling_prompt_tokens=ceiling[1], replicas=replicas
+        rows,
+        samples,
+        slo=known.slo,
+        ceiling_cached_tokens=ceiling[0],
+        ceiling_prompt_tokens=ceiling[1],
+        distinct_prompts=known.distinct_prompts(router, repeats) if whole else None,
+        replicas=known.replicas,
+        router_samples=processes,
     )
 
 

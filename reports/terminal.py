@@ -1,12 +1,15 @@
 """The result on the terminal: health on top, routers as columns, the winner of each row, and why, in 100 columns.
 
-As many routers stand beside each other as the terminal is wide, at most four; the others follow in tables with the same
-rows and winners, so that no name or figure is cut off. Two modes of one scenario are compared by the same rows.
+As many routers stand beside each other as the terminal is wide, at most six; the others follow in tables with the same
+rows and winners, so that no figure is cut off. Names are broken as narrow as that takes, between words. Two modes of
+one scenario are compared by the same rows.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,38 +19,35 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from reports.compare import HEADLINE_ADDRESSES, ROLLOUT_ADDRESSES
 from reports.display import UNKNOWN, cell, label, percent, row_label, shares
-from reports.load_line import load_line
+from reports.load_line import load_lines
+from reports.loops import loop_rows
 from reports.metrics_table import lookup
-from reports.why import has_rollouts
+from reports.table_rows import PLACEMENT_ROW, table_addresses
 
 if TYPE_CHECKING:
     from reports.run import RunResult
 
 COLUMNS_MAX = 100
-ROUTERS_A_TABLE = 4
-NAME_WIDTH = 14
+ROUTERS_A_TABLE = 6
+NAME_WIDTHS = (14, 12, 11, 10, 9, 8)
+WINNER_WIDTH = 12
 HEALTH_STYLE = {"ok": "bold green", "degraded": "bold yellow", "invalid": "bold red"}
-PLACEMENT_ROW = "placement"
 
 
-def table_addresses(run: RunResult) -> list[str]:
-    """Rows of the comparison: RL figures first where there are any, SLO figures last where bounds are set."""
-    addresses = [*(ROLLOUT_ADDRESSES if has_rollouts(run.routers) else ()), *HEADLINE_ADDRESSES]
-    addresses.insert(addresses.index("hit_rate") + 1, PLACEMENT_ROW)
-    if any(metrics.get("slo_attainment") is not None for metrics in run.routers.values()):
-        addresses.append("slo_attainment")
-    return addresses
+def console() -> Console:
+    """Prints to the terminal; where there is none, as in a CI log, as wide as everything fits."""
+    fixed = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console(highlight=False, width=None if fixed else COLUMNS_MAX)
 
 
 def terminal_table(run: RunResult) -> RenderableType:
     """Everything that `routebench run` prints at the end, at most 100 columns wide."""
     parts: list[RenderableType] = [heading(run), health_text(run.health)]
-    if line := load_line(run):
-        parts.append(Text(line, style="dim"))
+    parts.extend(Text(line, style="dim") for line in load_lines(run))
     names = list(run.routers)
-    parts.append(_Fitting(names, lambda some: _table(run, some)))
+    parts.append(_Fitting(names, lambda some, width: _table(run, some, width)))
+    parts.extend(_loops_table(run))
     if not names:
         parts.append(Text("No figures: the run did not come to its end.", style="yellow"))
     parts.extend(Text(sentence) for sentence in run.verdict.get("sentences", ()))
@@ -62,7 +62,7 @@ def mode_comparison(live: RunResult, sim: RunResult) -> RenderableType:
         Text.assemble((live.name, "bold"), ": live beside simulation, difference in percent of the simulation"),
         health_text(live.health),
     ]
-    parts.append(_Fitting(names, lambda some: _modes_table(live, sim, some)))
+    parts.append(_Fitting(names, lambda some, width: _modes_table(live, sim, some, width)))
     only = [name for name in (*live.routers, *sim.routers) if name not in names]
     if only:
         parts.append(Text(f"In one mode only, so not compared: {', '.join(only)}", style="yellow"))
@@ -100,61 +100,79 @@ def health_text(health: Mapping[str, Any]) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class _Fitting:
-    """As few tables as hold all names without cutting a name or a figure, in whatever width there is."""
+    """As few tables as hold all names, these broken no narrower than needed, in whatever width there is."""
 
     names: Sequence[str]
-    table_of: Callable[[Sequence[str]], Table]
+    table_of: Callable[[Sequence[str], int], Table]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = Console(width=1_000)
-        for size in range(min(ROUTERS_A_TABLE, len(self.names)), 0, -1):
-            tables = [self.table_of(self.names[start : start + size]) for start in range(0, len(self.names), size)]
-            if size == 1 or all(wide.measure(table).maximum <= options.max_width for table in tables):
-                yield from tables
-                return
+        count = len(self.names)
+        if not count:
+            return
+        fewest = -(-count // ROUTERS_A_TABLE)
+        for size in dict.fromkeys(-(-count // tables) for tables in range(fewest, count + 1)):
+            for width in NAME_WIDTHS:
+                parts = [self.names[start : start + size] for start in range(0, count, size)]
+                tables = [self.table_of(part, width) for part in parts]
+                fits = all(wide.measure(table).maximum <= options.max_width for table in tables)
+                if fits or (size, width) == (1, NAME_WIDTHS[-1]):
+                    yield from tables
+                    return
 
 
-def _table(run: RunResult, names: Sequence[str]) -> Table:
+def _table(run: RunResult, names: Sequence[str], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("", no_wrap=True)
     for name in names:
-        table.add_column(folded(name), justify="right", no_wrap=True)
+        table.add_column(folded(name, width), justify="right", no_wrap=True)
     table.add_column("winner", no_wrap=True)
     winners = run.verdict.get("winners", {})
-    for address in table_addresses(run):
+    for address in table_addresses(run.scenario, run.routers):
         if address == PLACEMENT_ROW:
-            cells = [Text(folded(shares(run.routers[name]["placement"]))) for name in names]
+            cells = [Text(folded(shares(run.routers[name]["placement"]), width)) for name in names]
             table.add_row(Text.assemble("Placement", (" % each", "dim")), *cells, "")
             continue
         found = winners.get(address, {})
         best = found.get("winner")
         cells = [Text(cell(run.routers[name], address), style="bold green" if name == best else "") for name in names]
         title, shown = row_label(address)
-        table.add_row(Text.assemble(title, (f" {shown}" if shown else "", "dim")), *cells, winner_text(found))
+        table.add_row(Text.assemble(title, (f" {shown}" if shown else "", "dim")), *cells, winner_text(found, width))
     return table
 
 
-def winner_text(found: Mapping[str, Any]) -> Text:
+def _loops_table(run: RunResult) -> Iterator[Table]:
+    rows = loop_rows(run.verdict.get("loops"))
+    if rows:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1), title_justify="left")
+        for head, justify in (("ratio", "left"), ("", "left"), ("open loop", "right"), ("closed loop", "right")):
+            table.add_column(head, justify="right" if justify == "right" else "left")
+        for title, pair, one, two, apart in rows:
+            table.add_row(title, pair, one, two, style="yellow" if apart else "")
+        yield table
+
+
+def winner_text(found: Mapping[str, Any], width: int) -> Text:
     """Of one row: a name; "too close" where nobody is better beyond doubt; nothing where nobody can win."""
     if found.get("winner"):
-        return Text(folded(found["winner"]), style="bold green")
+        return Text(folded(found["winner"], max(width, WINNER_WIDTH)), style="bold green")
     return Text("too close" if found.get("best") else found.get("basis", ""), style="dim")
 
 
-def _modes_table(live: RunResult, sim: RunResult, names: Sequence[str]) -> Table:
+def _modes_table(live: RunResult, sim: RunResult, names: Sequence[str], width: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for _ in names:
         table.add_column(justify="right", no_wrap=True)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(justify="right", no_wrap=True, style="dim")
-    heads = [folded(name, width=8).split("\n") for name in names]
+    heads = [folded(name, width).split("\n") for name in names]
     for line in range(max(map(len, heads))):
         table.add_row(
             "", *(text for head in heads for text in ("", head[line] if line < len(head) else "", "")), style="bold"
         )
     table.add_row("", *("live", "sim", "diff") * len(names), style="bold")
-    for address in table_addresses(live):
+    for address in table_addresses(live.scenario, live.routers):
         if address != PLACEMENT_ROW:
             table.add_row(label(address), *_modes_cells(live, sim, names, address))
     return table
@@ -169,10 +187,12 @@ def _modes_cells(live: RunResult, sim: RunResult, names: Sequence[str], address:
         yield UNKNOWN if gap is None else percent(gap, signed=True)
 
 
-def folded(name: str, width: int = NAME_WIDTH) -> str:
-    """A long name broken after its hyphens, dots and the like, and within a word only where nothing else helps."""
+def folded(name: str, width: int = NAME_WIDTHS[0]) -> str:
+    """A long name broken after its hyphens, dots and the like; within a word only if that is longer than any width."""
     lines, line = [], ""
-    for piece in re.findall(r"[^-_./:@+]*[-_./:@+]?", name):
+    pieces = re.findall(r"[^-_./:@+]*[-_./:@+]?", name)
+    width = max(width, min(NAME_WIDTHS[0], max(map(len, pieces))))
+    for piece in pieces:
         while len(piece) > width:
             lines += [line, piece[:width]] if line else [piece[:width]]
             line, piece = "", piece[width:]

@@ -1,18 +1,20 @@
 """What a comparison says in words: who won what, by how much, why, and what to beware of; all of it from the figures.
 
 A cause is a figure that may explain a win. Its strength grows with how far the winner and the runner-up are apart in
-it, and is negative where the figure speaks against the winner, which is then said too. With no cause beyond its
-threshold the sentence says that, instead of inventing one.
+it, and is negative where the figure speaks against the winner, which is then said too. A difference that is too close
+to call is no cause beyond doubt and is said to be none. With no cause beyond its threshold the sentence says that,
+instead of inventing one.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from reports.balance import DEGENERATE_SHARE
-from reports.compare import CONFIDENCE, EQUAL, TOO_CLOSE, Call
+from reports.compare import CONFIDENCE, EQUAL, NOT_JUDGED, TOO_CLOSE, Call
 from reports.display import join, number, percent, phrase, with_unit
 from reports.metrics_table import lookup
 
@@ -32,6 +34,8 @@ OUTCOMES = ("ttft_ms.p99", "ttft_ms.p50", "session_e2e_ms.p99", "tpot_ms.p50", "
 CAUSES_SHOWN = 2
 PHANTOM_POINTS = 5.0
 UNEVEN_MAX_OVER_MEAN = 2.0
+DISTINCT_SHARE_MIN = 0.10  # of the requests; below, the load is mostly the same questions again
+REPETITIVE_FROM = 50  # requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +140,7 @@ def sentences(routers: Mapping[str, Metrics], calls: Mapping[str, Call]) -> list
     won = next((call for call in judged if call.winner), None)
     if won is None or won.winner is None or won.runner_up is None:
         return [_no_winner(routers, judged[0])]
-    return [_verdict(routers, judged), _reason(routers, won.winner, won.runner_up)]
+    return [_verdict(routers, judged), _reason(routers, won.winner, won.runner_up, calls)]
 
 
 def has_rollouts(routers: Mapping[str, Metrics]) -> bool:
@@ -183,18 +187,27 @@ def _gain(routers: Mapping[str, Metrics], call: Call) -> str:
     return f"{text}, at least {percent(least)} at {100 * CONFIDENCE:.0f} % confidence"
 
 
-def _reason(routers: Mapping[str, Metrics], winner: str, other: str) -> str:
+def _reason(routers: Mapping[str, Metrics], winner: str, other: str, calls: Mapping[str, Call]) -> str:
     mine, theirs = routers[winner], routers[other]
     ranked = sorted(((cause.strength(mine, theirs), cause) for cause in CAUSES), key=lambda found: -abs(found[0]))
-    helping = [cause.text(mine, theirs, True) for strength, cause in ranked if strength > 0][:CAUSES_SHOWN]
-    hurting = [cause.text(mine, theirs, False) for strength, cause in ranked if strength < 0][:1]
+    sure = [(strength, cause) for strength, cause in ranked if not _too_close(calls.get(cause.address), winner, other)]
+    helping = [cause.text(mine, theirs, True) for strength, cause in sure if strength > 0][:CAUSES_SHOWN]
+    hurting = [cause.text(mine, theirs, False) for strength, cause in sure if strength < 0][:1]
     although = f", although {hurting[0]}" if hurting else ""
     if helping:
         return f"Why {winner} beats {other}: {join(helping)}{although}."
+    maybe = [cause.text(mine, theirs, True) for strength, cause in ranked if strength > 0][:1]
+    if maybe:
+        return f"Why {winner} beats {other} is not certain: {maybe[0]}, which by itself is {TOO_CLOSE}{although}."
     return (
         f"Why {winner} beats {other} is not in the figures: hit rate, queues, balance and preemptions do not "
         f"favour it{although}."
     )
+
+
+def _too_close(found: Call | None, one: str, other: str) -> bool:
+    """Whether two routers cannot be told apart in a figure; what nobody judged is taken as it stands."""
+    return found is not None and found.basis != NOT_JUDGED and {one, other} <= set(found.contenders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +225,19 @@ def flags(routers: Mapping[str, Metrics]) -> list[Flag]:
         for kind, rule in FLAG_RULES.items()
         if (text := rule(metrics))
     ]
+
+
+def told_flags(routers: Mapping[str, Metrics]) -> list[Flag]:
+    """The same, with what is true of every router in the same words told once."""
+    found = flags(routers)
+    own = {flag: flag.text.removeprefix(f"{flag.router}: ") for flag in found}
+    counts = Counter((flag.kind, own[flag]) for flag in found)
+    told: dict[tuple[str, str], Flag] = {}
+    for flag in found:
+        shared = len(routers) > 1 and counts[flag.kind, own[flag]] == len(routers)
+        key = (flag.kind, own[flag] if shared else flag.text)
+        told.setdefault(key, Flag(flag.kind, "", f"every router: {own[flag]}") if shared else flag)
+    return list(told.values())
 
 
 def _degenerate(metrics: Metrics) -> str | None:
@@ -260,9 +286,21 @@ def _phantom(metrics: Metrics) -> str | None:
     points = metrics["phantom_hit_points"]
     if points is None or abs(points) <= PHANTOM_POINTS:
         return None
+    stale, unseen = metrics["stale_placements"] or 0, metrics["unseen_hits"] or 0
+    if points > 0:
+        how = f"too optimistic: {stale:,} requests expected a hit and found nothing" if stale else "too optimistic"
+    else:
+        how = f"too pessimistic: {unseen:,} requests hit though none was expected" if unseen else "too pessimistic"
+    return f"its belief about the caches was off by {number(points, 1)} points of hit rate ({how})"
+
+
+def _repetitive(metrics: Metrics) -> str | None:
+    distinct, answered = metrics["distinct_prompt_share"], metrics["requests"]
+    if distinct is None or distinct >= DISTINCT_SHARE_MIN or answered < REPETITIVE_FROM:
+        return None
     return (
-        f"its belief about the caches was off by {number(points, 1)} points of hit rate "
-        f"({'too optimistic' if points > 0 else 'too pessimistic'})"
+        f"few prompts: only {percent(distinct)} of the prompts were different, so hit rate and throughput say little "
+        "of traffic that asks different things"
     )
 
 
@@ -281,5 +319,6 @@ FLAG_RULES: dict[str, Callable[[Metrics], str | None]] = {
     "preempted": _preempted,
     "warm-start": _warm,
     "phantom-hits": _phantom,
+    "few-prompts": _repetitive,
     "failures": _failing,
 }

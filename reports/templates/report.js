@@ -7,10 +7,11 @@
   const routerColour = (place) => css(`--router-${place % ROUTER_COLOURS}`);
   const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
 
-  // Replicas share one scale from cool to warm, so that neighbours can be told apart in any number.
+  // Replicas share one muted scale from cool to warm, neighbours alternating in lightness; routers alone are vivid.
   const replicaColour = (place, count) => {
     const share = count > 1 ? place / (count - 1) : 0.3;
-    return `hsl(${Math.round(214 - 196 * share)} ${dark() ? 62 : 58}% ${dark() ? 66 : 47}%)`;
+    const light = (dark() ? 60 : 42) + (place % 2 ? 14 : 0);
+    return `hsl(${Math.round(222 - 204 * share)} 26% ${light}%)`;
   };
 
   const colourOf = (meta) => {
@@ -37,14 +38,15 @@
       return { ...own, line: { ...trace.line, color: colour }, marker: { color: colour, size: 7 } };
     });
     const layout = {
-      ...figure.layout, autosize: true, height: figure.height, showlegend: false,
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 10, t: figure.layout.annotations ? 30 : 14, b: 44 },
+      ...figure.layout, autosize: true, height: figure.height, showlegend: Boolean(figure.layout.showlegend),
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", font: { size: 12.5, color: ink } },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 10, t: figure.layout.annotations || figure.layout.showlegend ? 34 : 14, b: 44 },
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: css("--ink") },
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 13 }, namelength: -1 },
     };
     for (const key of Object.keys(layout)) if (/^[xy]axis\d*$/.test(key)) layout[key] = axis(layout[key], ink);
     layout.shapes = (layout.shapes || []).map((shape) => ({ ...shape, line: { ...shape.line, color: ink } }));
-    layout.annotations = (layout.annotations || []).map(({ router, ...note }) => ({ ...note, font: { size: 13, color: routerColour(router) } }));
+    layout.annotations = (layout.annotations || []).map(({ router, small, ...note }) => ({ ...note, font: small ? { size: 11, color: ink } : { size: 13, color: routerColour(router) } }));
     return [data, layout];
   }
 

@@ -150,3 +150,8 @@ def test_names_of_arms_become_file_names_that_do_not_clash(tmp_path):
     files = written(run, "vllm", tmp_path / "out")
     assert len(files) == 2
     assert all("/" not in name and ":" not in name for name in files)
+
+
+def test_a_format_that_cannot_be_checked_here_is_refused_with_the_way_round(run, tmp_path):
+    with pytest.raises(ExportError, match="export vllm or aiperf"):
+        export_run(run, "llm-d", tmp_path / "out")

@@ -68,6 +68,7 @@ def test_every_plot_of_the_run_is_there(page):
         "hit-rate",
         "placement",
         "waterfall",
+        "placement-load",
         "load-running",
         "load-waiting",
         "load-used_blocks",

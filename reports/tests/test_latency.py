@@ -50,6 +50,18 @@ def test_the_conventions_stub_stream_gives_the_conventions_figures():
     assert gaps["mean"] == pytest.approx(200 / 3)
 
 
+@pytest.mark.parametrize(("first", "chunk", "gap_ms"), [(4, 4, 40), (1, 1, 10), (8, 4, 40)])
+def test_the_token_gap_discounts_the_first_chunk_and_the_chunk_gap_counts_chunks(first, chunk, gap_ms):
+    """128 tokens, each 10 ms apart on average after the first chunk, however they are bundled."""
+    chunks = (128 - first) // chunk
+    last = (200 + chunks * gap_ms) * MS
+    row = request(output_tokens=128, first_chunk_tokens=first, last_token_us=last, chunk_gaps_us=[gap_ms * MS] * chunks)
+    found = metrics_of([row])
+    assert found["token_gap_ms"]["p50"] == 10
+    assert found["inter_chunk_latency_ms"]["p50"] == gap_ms
+    assert metrics_of([request()])["token_gap_ms"] is None
+
+
 def test_tpot_is_undefined_for_a_single_token():
     one = request(output_tokens=1, last_token_us=200 * MS, second_token_us=None, chunk_gaps_us=[])
     assert metrics_of([one])["tpot_ms"] is None
@@ -129,6 +141,15 @@ def test_a_session_lasts_from_its_first_send_to_its_last_token():
     assert found["session_e2e_ms"]["count"] == 2
     assert found["session_e2e_ms"]["max"] == 1_700
     assert found["session_e2e_ms"]["p50"] == 200
+
+
+def test_a_session_that_begins_in_the_ramp_counts_when_it_ends_in_steady_load():
+    straddling = session("straddling", (0, 200), (300, 700))
+    straddling[0]["phase"] = "warmup"
+    early = session("early", (0, 100), (150, 250), phase="warmup")
+    found = metrics_of([*straddling, *early])
+    assert (found["session_e2e_ms"]["count"], found["session_e2e_ms"]["max"]) == (1, 700)
+    assert found["e2e_ms"]["count"] == 1
 
 
 def test_a_session_with_a_failed_turn_has_no_length():

@@ -29,7 +29,7 @@ def test_asked_and_measured_stand_beside_each_other():
         a=held(20, 100),
     )
     assert text == (
-        "sessions driver, 1000 slots, think time 500 to 1000 ms (uniform); "
+        "sessions driver (closed loop), 1000 slots, think time 500 to 1000 ms (uniform); "
         "measured 1 in flight (peak 1), 10.0 requests/s"
     )
 
@@ -37,6 +37,20 @@ def test_asked_and_measured_stand_beside_each_other():
 def test_routers_that_differ_give_a_span():
     text = line({"load": {"concurrency": 4, "ramp_s": 1.5}}, a=held(20, 100), b=held(20, 50))
     assert text == "4 slots, ramp 1.5 s; measured 1 in flight (peak 1), 10.0 to 20.0 requests/s"
+
+
+def test_an_open_loop_is_named_with_its_rates_in_sessions_a_second():
+    load = {"driver": "rate", "arrival": "poisson", "rate_per_s": 2.5, "concurrency": 64, "stages": []}
+    assert line({"load": load}) == (
+        "rate driver (open loop, poisson), 2.5 sessions/s asked, 64 requests in flight at most"
+    )
+    stages = {
+        "driver": "rate",
+        "arrival": "poisson",
+        "rate_per_s": None,
+        "stages": [{"rate_per_s": 5.0}, {"rate_per_s": 10}],
+    }
+    assert line({"load": stages}) == "rate driver (open loop, poisson), 5, then 10 sessions/s asked"
 
 
 def test_a_distribution_is_written_with_its_parameters():

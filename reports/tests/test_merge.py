@@ -1,6 +1,7 @@
 import pytest
 
 from reports import ReportError, finish_run, merge_runs, read_run
+from reports.tests.rows_by_hand import MS, request
 from reports.tests.synthetic import ceilings, header, make_run
 
 SCENARIO = {"name": "quickstart", "workload": {"kind": "multi-turn"}, "load": {"concurrency": 16}}
@@ -47,6 +48,9 @@ def test_other_sessions_are_kept_apart_and_the_difference_is_told(tmp_path):
     merged = merge_runs(runs, tmp_path / "merged", reports=False)
     assert merged.health["verdict"] == "degraded"
     assert "load.concurrency 16 there, 4 here" in merged.health["reasons"][0]
+    assert merged.verdict["sentences"][0] == (
+        "Beware: b is another experiment than a: this compares what was asked as much as who was asked."
+    )
     one, two = (set(merged.requests[merged.requests["router"] == name]["session"]) for name in merged.routers)
     assert one
     assert one.isdisjoint(two)
@@ -65,3 +69,41 @@ def test_one_run_is_no_comparison(tmp_path):
         merge_runs([run], tmp_path / "merged")
     with pytest.raises(ReportError, match="named twice"):
         merge_runs([run, run], tmp_path / "merged")
+
+
+def loops(folder, *, closed):
+    """The same two routers in an open loop and in a closed one; `closed` is the TTFT of the second in that one."""
+    runs = []
+    for name, driver, slow in (("open", "rate", 900), ("shut", "sessions", closed)):
+        rows = [
+            request(n, router=router, session=f"s{n}", sent_us=n * 1_000, first_token_us=n * 1_000 + ttft * MS)
+            | {"last_token_us": n * 1_000 + ttft * MS + 200 * MS, "end_us": n * 1_000 + ttft * MS + 200 * MS}
+            for router, ttft in (("fast", 100), ("slow", slow))
+            for n in range(40)
+        ]
+        scenario = {"name": "loops", "load": {"driver": driver}}
+        runs.append(finish_run(folder / name, header(scenario=scenario), rows, [], reports=False))
+    return runs
+
+
+def test_the_open_loop_leads_and_a_disagreement_with_the_closed_one_is_told_first(tmp_path):
+    merged = merge_runs(loops(tmp_path, closed=200), tmp_path / "merged")
+    first, primary, verdict, *_ = merged.verdict["sentences"]
+    assert first == (
+        "Beware: the loops disagree. At TTFT p99, slow has 9.00 times the value of fast in the open loop and 2.00 "
+        "times in the closed one."
+    )
+    assert primary.startswith("Both loops are here: open is an open loop and counts, shut is a closed one")
+    assert "fast@open" in verdict
+    assert "shut" not in verdict
+    text = (merged.folder / "report.md").read_text("utf-8")
+    assert "| TTFT p99 | slow / fast | 9.00 | 2.00 **!** |" in text
+    assert "open: rate driver (open loop)" in text
+    assert "they disagree" in (merged.folder / "report.html").read_text("utf-8")
+
+
+def test_loops_that_agree_are_named_without_a_warning(tmp_path):
+    merged = merge_runs(loops(tmp_path, closed=1_000), tmp_path / "merged", reports=False)
+    assert "agree within" in merged.verdict["sentences"][0]
+    twice = [loops(tmp_path / name, closed=900)[0] for name in ("x", "y")]
+    assert "loops" not in merge_runs(twice, tmp_path / "z", reports=False).verdict

@@ -7,11 +7,14 @@ from reports.metrics_table import addresses
 from reports.tests.rows_by_hand import metrics_of, request
 
 CONTRACT = """
-ttft_ms ttst_ms tpot_ms inter_chunk_latency_ms ntpot_ms e2e_ms session_e2e_ms step_makespan_ms group_completion_ms
-queue_ms routing_ms sched_lag_ms ttft_from_schedule_ms e2e_from_schedule_ms requests errors incomplete requests_per_s
-output_tokens_per_s input_tokens_per_s in_flight_mean in_flight_peak hit_rate engine_hit_rate hit_rate_ceiling
-believed_hit_rate phantom_hit_points redundant_prefill_tokens preemptions evicted_blocks placement sticky_rate load_cv
-tail_idle_replica_s tpot_replica_spread slo_attainment request_goodput
+ttft_ms first_content_ms ttst_ms tpot_ms token_gap_ms inter_chunk_latency_ms ntpot_ms e2e_ms session_e2e_ms
+step_makespan_ms group_completion_ms queue_ms routing_ms client_wait_ms ttft_with_wait_ms sched_lag_ms
+ttft_from_schedule_ms e2e_from_schedule_ms
+requests errors collateral_errors incomplete requests_per_s output_tokens_per_s input_tokens_per_s in_flight_mean
+in_flight_peak engine_in_flight_peak distinct_prompt_share hit_rate engine_hit_rate hit_rate_ceiling believed_hit_rate
+phantom_hit_points stale_placements unseen_hits redundant_prefill_tokens preemptions evicted_blocks placement
+sticky_rate load_cv burst_max_share new_session_load_r tail_idle_replica_s tpot_replica_spread index_size_max
+slo_attainment request_goodput
 """
 
 

@@ -7,6 +7,7 @@ import pytest
 from reports import (
     FLEET_COLUMNS,
     REQUEST_COLUMNS,
+    ROUTER_COLUMNS,
     RecordError,
     fleet_frame,
     read_json_lines,
@@ -19,15 +20,16 @@ from reports.tests.rows_by_hand import request, sample
 
 def test_the_columns_are_those_of_the_contract_in_its_order():
     assert ", ".join(REQUEST_COLUMNS) == (
-        "router, repeat, ingress, request_id, session, turn, group, rollout_step, replica, reason, scheduled_us, "
-        "sent_us, routed_us, admitted_us, first_token_us, second_token_us, last_token_us, end_us, phase, "
-        "prompt_tokens, output_tokens, cached_tokens, token_source, believed_hit_tokens, chunk_gaps_us, status, "
-        "error_class, error"
+        "router, repeat, ingress, request_id, session, turn, group, rollout_step, replica, reason, ready_us, "
+        "scheduled_us, sent_us, routed_us, admitted_us, first_token_us, second_token_us, first_content_us, "
+        "last_token_us, end_us, phase, prompt_tokens, output_tokens, first_chunk_tokens, cached_tokens, token_source, "
+        "believed_hit_tokens, chunk_gaps_us, status, error_class, error"
     )
     assert ", ".join(FLEET_COLUMNS) == (
         "router, repeat, t_us, replica, running, waiting, used_blocks, active_decode_blocks, hit_tokens, query_tokens, "
         "evicted_blocks, preemptions, step_us_mean, late_us_p99"
     )
+    assert ", ".join(ROUTER_COLUMNS) == "router, repeat, ingress, t_us, index_size, in_flight"
 
 
 def test_what_a_row_leaves_out_is_null_not_zero():

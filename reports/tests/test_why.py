@@ -53,6 +53,29 @@ def test_without_a_cause_none_is_invented():
     assert "although" not in text
 
 
+def test_a_difference_that_is_too_close_to_call_is_no_cause_beyond_doubt():
+    """The table beside the sentence would say so of the very figure that the sentence rests on."""
+    routers = {
+        "a": arm(ttft_ms=ms(100), load_cv={"decode_blocks": 0.29, "waiting": None}, hit_rate=0.7),
+        "b": arm(ttft_ms=ms(200), load_cv={"decode_blocks": 0.44, "waiting": None}, hit_rate=0.8),
+    }
+    open_call = Call("load_cv.decode_blocks", None, "a", ("a", "b"), "b", 0.3, (-0.4, 0.1), "sessions")
+    lost = Call("hit_rate", "b", "b", ("b",), "a", 0.1, (0.05, 0.15), "sessions")
+    assert sentences(routers, won() | {"load_cv.decode_blocks": open_call, "hit_rate": lost})[1] == (
+        "Why a beats b is not certain: its replicas were loaded more evenly (imbalance of decode blocks 0.29 against "
+        "0.44), which by itself is too close to call, although its hit rate is lower (70.0 % against 80.0 %)."
+    )
+    queue = {"a": routers["a"] | {"queue_ms": ms(10)}, "b": routers["b"] | {"queue_ms": ms(90)}}
+    text = sentences(queue, won() | {"load_cv.decode_blocks": open_call, "hit_rate": lost})[1]
+    assert text.startswith("Why a beats b: its requests waited 10.0 ms")
+    assert "evenly" not in text
+    beaten = Call("load_cv.decode_blocks", None, "c", ("c", "a"), "a", 0.3, (-0.4, 0.1), "sessions")
+    assert (
+        "Why a beats b: its replicas were loaded more evenly"
+        in (sentences(routers, won() | {"load_cv.decode_blocks": beaten})[1])
+    )
+
+
 def test_unknown_figures_explain_nothing():
     assert "is not in the figures" in reason({"hit_rate": 0.7}, {"hit_rate": None})
 
