@@ -16,33 +16,50 @@ from harness.arm import arms_of
 from harness.expect import Finding, judge
 from harness.scenario import Scenario, builtin_names, load_scenario
 from harness.sim import Simulation
-from reports import arm_metrics, fleet_frame, lookup, requests_frame
+from reports import arm_metrics, fleet_frame, lookup, requests_frame, router_frame
 
-FAILURE_MODES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "herding": ("One replica at full load, the rest idle, hit rate excellent", ("herding",)),
-    "index-not-eviction-aware": (
+SMALL = "-small"
+"""Ends the name of an experiment that two cores also carry live: another one's fact, cut down."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureMode:
+    """A row of the published failure-mode table."""
+
+    symptom: str
+    shown_by: dict[str, str]
+    """Scenarios, each with the metric in which the symptom is seen and about which it has an expectation."""
+
+
+FAILURE_MODES: dict[str, FailureMode] = {
+    "herding": FailureMode(
+        "One replica at full load, the rest idle, hit rate excellent", {"herding": "placement.max_share"}
+    ),
+    "index-not-eviction-aware": FailureMode(
         "Hit rate collapses under pressure while the router's own metric looks fine",
-        ("stale-index",),
+        {"stale-index": "phantom_hit_points"},
     ),
-    "hit-rate-near-zero": (
+    "hit-rate-near-zero": FailureMode(
         "Hit rate near zero despite obviously shared prompts",
-        ("template-mismatch", "timestamp-prefix"),
+        {"template-mismatch": "believed_hit_rate", "timestamp-prefix": "hit_rate"},
     ),
-    "body-truncation": ("Hit rate degrades only for the longest requests", ("long-body-truncation",)),
-    "index-growth": ("The router's index grows without bound", ("index-growth",)),
-    "lost-events": ("Routing degrades after an incident and never recovers", ("event-loss",)),
-    "two-routers": ("Two routers pick the same replica in a burst", ("two-ingresses",)),
-    "cross-tenant-hits": ("Cross-tenant cache hits", ("tenant-isolation",)),
-    "no-reuse": ("The tail gets worse with KV-aware routing on uniform traffic", ("no-reuse",)),
+    "body-truncation": FailureMode(
+        "Hit rate degrades only for the longest requests", {"long-body-truncation": "hit_rate"}
+    ),
+    "index-growth": FailureMode("The router's index grows without bound", {"index-growth": "index_size_max"}),
+    "lost-events": FailureMode(
+        "Routing degrades after an incident and never recovers",
+        {"event-loss": "believed_hit_rate", "restart-in-place": "stale_placements"},
+    ),
+    "two-routers": FailureMode(
+        "Two routers pick the same replica in a burst", {"two-ingresses": "placement.max_share"}
+    ),
+    "cross-tenant-hits": FailureMode("Cross-tenant cache hits", {"tenant-isolation": "stale_placements"}),
+    "no-reuse": FailureMode(
+        "The tail gets worse with KV-aware routing on uniform traffic", {"no-reuse": "tpot_ms.p99"}
+    ),
 }
-"""Rows of the published failure-mode table: a short key, the symptom, the scenarios that are to show it."""
-
-MISSING: dict[str, str] = {
-    "index-growth": "no figure of a run tells the size of a router's index",
-    "two-ingresses": "a scenario has one router; `routers/tests` holds routers that share their load with a delay",
-    "tenant-isolation": "no workload carries a salt; `routers/tests` holds `--fault ignore-extra-keys` to the symptom",
-}
-"""Scenarios of that table that are not there yet, and why."""
+"""By a short key."""
 
 PUBLISHED_RATIOS = (0.0, 0.3, 0.67, 1.5, math.inf)
 PUBLISHED_SWEEP: dict[str, tuple[float, ...]] = {
@@ -61,6 +78,7 @@ class Measured:
     figures: dict[str, dict[str, Any]]
     requests: dict[str, list[dict[str, Any]]]
     fleet: dict[str, list[dict[str, Any]]]
+    routers: dict[str, list[dict[str, Any]]]
     findings: list[Finding]
 
     def figure(self, router: str, address: str) -> float | int | None:
@@ -74,18 +92,20 @@ def experiment_names() -> list[str]:
 
 def measure(scenario: Scenario) -> Measured:
     """Runs every router of a scenario in virtual time."""
-    figures, requests, fleet = {}, {}, {}
+    figures, requests, fleet, routers = {}, {}, {}, {}
     for arm in arms_of(scenario):
         rows = Simulation(arm).run()
         requests[arm.router.name], fleet[arm.router.name] = rows.requests, rows.fleet
+        routers[arm.router.name] = rows.router
         figures[arm.router.name] = arm_metrics(
             requests_frame(rows.requests),
             fleet_frame(rows.fleet),
             slo=scenario.slo,
             ceiling_cached_tokens=rows.ceiling_cached_tokens,
-            replicas=scenario.fleet.names,
+            replicas=scenario.replica_names,
+            router_samples=router_frame(rows.router),
         )
-    return Measured(scenario, figures, requests, fleet, judge(scenario.expect, figures))
+    return Measured(scenario, figures, requests, fleet, routers, judge(scenario.expect, figures))
 
 
 def later_turn_hits(rows: Iterable[Mapping[str, Any]], block_size: int) -> tuple[float, float]:
@@ -105,6 +125,35 @@ def later_turn_hits(rows: Iterable[Mapping[str, Any]], block_size: int) -> tuple
         served += min(row["cached_tokens"], history)
         reusable += history
     return (whole / turns, served / reusable) if turns else (math.nan, math.nan)
+
+
+def moved_sessions(rows: Iterable[Mapping[str, Any]], from_us: int, until_us: int) -> tuple[int, int]:
+    """(sessions whose last turn sent before `until_us` went to another replica than their last one before `from_us`,
+    sessions with turns on both sides): who moved because of what happened at `from_us`."""
+    before: dict[str, tuple[int, str]] = {}
+    after: dict[str, tuple[int, str]] = {}
+    for row in rows:
+        sent_us = row.get("sent_us")
+        if sent_us is not None and row["replica"] is not None and sent_us < until_us:
+            side = before if sent_us < from_us else after
+            side[row["session"]] = max(side.get(row["session"], (-1, "")), (sent_us, row["replica"]))
+    both = before.keys() & after.keys()
+    return sum(before[session][1] != after[session][1] for session in both), len(both)
+
+
+def stale_until_us(rows: Iterable[Mapping[str, Any]], from_us: int) -> int | None:
+    """When the last request was sent, from an instant on, that was to hit and found nothing; None: none was."""
+    return max(
+        (
+            row["sent_us"]
+            for row in rows
+            if row["status"] == "ok"
+            and row["sent_us"] >= from_us
+            and (row["believed_hit_tokens"] or 0) > 0
+            and row["cached_tokens"] == 0
+        ),
+        default=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

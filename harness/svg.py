@@ -51,7 +51,7 @@ def lines(
     for tick in _ticks(low, high, log=log):
         y = at(0, tick)[1]
         parts.append(_rule(left, y, right, y, _FAINT))
-        parts.append(_text(left - 6, y + 4, f"{tick:,.6g}", anchor="end"))
+        parts.append(_text(left - 6, y + 4, f"{tick:,.0f}" if tick >= 1000 else f"{tick:g}", anchor="end"))
     step = max(1, -(-len(places) // 12))
     for place, name in enumerate(places):
         if place % step == 0:
