@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from io import TextIOWrapper
 
 
 def main() -> None:
     """Runs the command line; the only place, with the commands it calls, that ends the process."""
+    if isinstance(sys.stdout, TextIOWrapper):  # a terminal without our signs shows others, instead of ending a run
+        sys.stdout.reconfigure(errors="replace")
     from harness.rooms import stranger
 
     found = stranger()

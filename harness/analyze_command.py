@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from harness.analyze_page import analysis_page
 from harness.errors import OutputError, UsageError
-from harness.scenario import DEFAULT_PRESET, builtin_names, load_scenario
+from harness.scenario import DEFAULT_PRESET, apply_override, builtin_names, load_scenario
 from mock_engine import Batch, MockEngineError, Preset, load_preset
+from reports import write_page
 from workloads import (
     WORKLOADS,
     Analysis,
@@ -42,25 +46,40 @@ class Source:
     preset: str = DEFAULT_PRESET
     preset_said: bool = False
     """Whether a scenario names the preset and the fleet; otherwise they are assumptions."""
+    replica_tokens: int | None = None
+    """What one replica's cache holds, when a scenario says so."""
 
 
-def find_workload(what: str, *, trace_format: str | None = None) -> Source:
-    """A trace file, a scenario or a workload kind with its defaults. Raises UsageError."""
+def find_workload(what: str, *, trace_format: str | None = None, overrides: Sequence[str] = ()) -> Source:
+    """A trace file or a folder of them, a scenario, or a workload kind, with `key=value` for keys of its workload.
+
+    Raises UsageError.
+    """
     try:
-        if Path(what).is_file() and not what.endswith(".toml"):
-            return Source(make_workload({"kind": "trace", "path": what, "format": trace_format or "auto"}))
+        named = what in WORKLOADS or what in builtin_names()
+        if (Path(what).is_file() and not what.endswith(".toml")) or (Path(what).is_dir() and not named):
+            trace = {"kind": "trace", "path": what, "format": trace_format or "auto"}
+            return Source(_workload_of(trace, overrides))
         if what in WORKLOADS and what not in builtin_names():
-            return Source(make_workload({"kind": what}))
+            return Source(_workload_of({"kind": what}, overrides))
         if Path(what).suffix in TRACE_SUFFIXES:
             raise UsageError(
                 f"{what}: no such file; give a trace file, a scenario or one of {', '.join(sorted(WORKLOADS))}"
             )
-        scenario = load_scenario(what)
+        scenario = load_scenario(what, overrides=[f"workload.{each}" for each in overrides])
         slots = scenario.load.concurrency or SLOTS
         workload = make_workload(scenario.workload)
     except WorkloadsError as error:
         raise UsageError(str(error)) from error
-    return Source(workload, scenario.seed, slots, len(scenario.fleet.names), scenario.preset_ref, True)
+    engine = scenario.engine
+    room = (engine.num_gpu_blocks - 1) * engine.block_size
+    return Source(workload, scenario.seed, slots, len(scenario.fleet.names), scenario.preset_ref, True, room)
+
+
+def _workload_of(table: dict[str, Any], overrides: Sequence[str]) -> WorkloadTable:
+    for override in overrides:
+        apply_override(table, override)
+    return make_workload(table)
 
 
 def analyze_command(
@@ -73,9 +92,14 @@ def analyze_command(
     blocks_per_replica: int | None,
     requests_max: int | None,
     as_json: bool,
+    html: Path | None = None,
+    overrides: Sequence[str] = (),
 ) -> int:
-    """Prints the figures, the curve of hit rate against cache size, and a verdict in words."""
-    source = find_workload(what, trace_format=trace_format)
+    """Prints the figures, the curve of hit rate against cache size, and a verdict in words; `html` gets all of it as a
+    page with plots."""
+    if html is not None and html.exists():
+        raise UsageError(f"{html} exists already: name another file, nothing was written")
+    source = find_workload(what, trace_format=trace_format, overrides=overrides)
     replicas = source.replicas if replicas is None else replicas
     try:
         preset = load_preset(preset_name or source.preset)
@@ -94,6 +118,16 @@ def analyze_command(
         verdict = found.verdict(replicas, share, blocks_per_replica)
     except (WorkloadsError, MockEngineError, ValueError) as error:
         raise UsageError(str(error)) from error
+    assumed = "" if preset_name or source.preset_said else ", assumed: name yours with --preset"
+    estimated = "given" if prefill_fraction is not None else f"estimated with {preset.name}{assumed}"
+    rows = _figures(found, share, estimated, replicas)
+    if html is not None:
+        said = source.replica_tokens if not preset_name else None
+        blocks = blocks_per_replica or (said // found.block_size if said else preset.blocks_of(found.block_size))
+        try:
+            write_page(analysis_page(what, found, verdict, rows, replicas=replicas, replica_blocks=blocks), html)
+        except OSError as error:
+            raise OutputError(f"{html} cannot be written: {error.strerror}") from error
     if as_json:
         document = {
             "analysis": msgspec.to_builtins(found),
@@ -102,12 +136,15 @@ def analyze_command(
         }
         print(msgspec.json.format(msgspec.json.encode(document)).decode())
         return 0
-    assumed = "" if preset_name or source.preset_said else ", assumed: name yours with --preset"
-    estimated = "given" if prefill_fraction is not None else f"estimated with {preset.name}{assumed}"
     say = Console(highlight=False)
-    say.print(_figures(what, found, share, estimated, replicas))
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), title=what, title_justify="left")
+    for name, value in rows:
+        table.add_row(name, value)
+    say.print(table)
     say.print(_curve(found))
     say.print(f"verdict: {verdict.text}")
+    if html is not None:
+        say.print(f"page: {html}")
     return 0
 
 
@@ -125,8 +162,7 @@ def prefill_share(found: Analysis, preset: Preset, batch: float) -> float:
     return prefill / (prefill + decode)
 
 
-def _figures(what: str, found: Analysis, share: float, estimated: str, replicas: int) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), title=what, title_justify="left")
+def _figures(found: Analysis, share: float, estimated: str, replicas: int) -> list[tuple[str, str]]:
     rows = [
         ("requests", f"{found.requests:,} in {found.sessions:,} sessions"),
         ("different prompts", f"{found.distinct_prompts:,}"),
@@ -142,9 +178,7 @@ def _figures(what: str, found: Analysis, share: float, estimated: str, replicas:
     for dilution in found.dilution:
         mark = "  <- the fleet of the verdict (--replicas)" if dilution.replicas == replicas else ""
         rows.append((f"placed at random on {dilution.replicas}", f"{dilution.hit_rate:.1%}{mark}"))
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
+    return rows
 
 
 def _curve(found: Analysis) -> Table:
@@ -160,11 +194,13 @@ def _curve(found: Analysis) -> Table:
     return table
 
 
-def convert_command(source: str, out: Path, *, trace_format: str | None, block_size: int | None) -> int:
+def convert_command(
+    source: str, out: Path, *, trace_format: str | None, block_size: int | None, overrides: Sequence[str] = ()
+) -> int:
     """Writes a workload or a foreign trace as a native trace with its sidecar."""
     if out.exists():
         raise UsageError(f"{out} exists already: name another file, nothing was written")
-    found = find_workload(source, trace_format=trace_format)
+    found = find_workload(source, trace_format=trace_format, overrides=overrides)
     try:
         stated = convert_workload(found.workload, out, streams=Streams(found.seed), block_size=block_size)
     except TraceError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.ingress import RouterSetup
 from harness.router_entry import RouterEntry
 from harness.scenario import Scenario
 from workloads import Streams
@@ -23,6 +24,11 @@ class Arm:
     scenario: Scenario
     router: RouterEntry
     repeat: int
+
+    @property
+    def setup(self) -> RouterSetup:
+        """How the router is run."""
+        return self.router.setup(self.scenario.router)
 
     @property
     def workload_seed(self) -> int:
@@ -48,12 +54,15 @@ def _plain(name: str) -> str:
 
 @dataclass(slots=True)
 class ArmRows:
-    """What an arm measured, as rows of `requests.parquet` and `fleet.parquet`."""
+    """What an arm measured, as rows of `requests.parquet`, `fleet.parquet` and `router.parquet`."""
 
     requests: list[dict[str, Any]] = field(default_factory=list)
     fleet: list[dict[str, Any]] = field(default_factory=list)
+    router: list[dict[str, Any]] = field(default_factory=list)
     ceiling_cached_tokens: int | None = None
     """Prompt tokens that one cache without a limit would have served; None when that is unknown."""
+    distinct_prompts: int | None = None
+    """Different prompts among the measured successes."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What health and the run's file need besides rows: CPU seconds, warnings, cold-start check, lost processes."""
 

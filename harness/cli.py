@@ -7,16 +7,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from harness.calibrate_command import add_calibrate
 from harness.environment import package_version
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError, UsageError, choose_from
 from harness.report_cli import add_commands
 from harness.scenario import builtin_names, load_scenario, scenario_text
 
@@ -126,23 +127,25 @@ def serve(
 @app.command()
 def check(scenario: ScenarioArg, router: RouterOpt = None, overrides: SetOpt = None) -> None:
     """Validate a scenario and say what it will ask for, without starting anything."""
-    from harness.census import census
+    from harness.check_command import check_command
 
-    checked = load_scenario(scenario, overrides=overrides or (), routers=router or ())
-    counted = census(checked, checked.seed)
-    room = (checked.engine.num_gpu_blocks - 1) * checked.engine.block_size * len(checked.fleet.names)
-    arms = len(checked.routers) * checked.repeats
-    say = Console(highlight=False, markup=False)
-    say.print(f"{checked.name}: ok. {checked.about}")
-    say.print(
-        f"  {arms} arms ({', '.join(r.name for r in checked.routers)}; {checked.repeats} repeats), "
-        f"{len(checked.fleet.names)} replicas of {checked.preset.name}"
-    )
-    say.print(
-        f"  an arm: {counted.sessions:,} sessions, {counted.requests:,} requests, {counted.prompt_tokens:,} prompt "
-        f"tokens, {counted.output_tokens:,} output tokens, longest context {counted.longest_context:,}"
-    )
-    say.print(f"  {checked.load.describe()}; the fleet's caches hold {room:,} tokens")
+    raise typer.Exit(check_command(load_scenario(scenario, overrides=overrides or (), routers=router or ())))
+
+
+@app.command()
+def doctor(
+    scenario: Annotated[
+        str | None,
+        typer.Argument(metavar="[SCENARIO]", help="Whether this one fits.", show_default="quickstart's fleet"),
+    ] = None,
+    overrides: SetOpt = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the result only, no progress.")] = False,
+) -> None:
+    """Find out how many streams this machine carries live, in about 20 seconds, and whether a scenario fits."""
+    from harness.doctor import doctor_command
+
+    raise typer.Exit(doctor_command(scenario, overrides or (), as_json=as_json, quiet=quiet))
 
 
 @app.command()
@@ -185,6 +188,14 @@ def routers(name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="E
         typer.echo(list_routers())
 
 
+WorkloadSetOpt = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A key of the workload, such as sample=0.1, speedup=2 or idle_gap_cap_s=10 of a trace; may be repeated.",
+    ),
+]
 FormatOpt = Annotated[
     str | None, typer.Option("--format", help="Of a trace file.", show_default="recognised from its content")
 ]
@@ -193,7 +204,8 @@ FormatOpt = Annotated[
 @app.command()
 def analyze(
     what: Annotated[
-        str, typer.Argument(metavar="TRACE|SCENARIO|KIND", help="A trace file, a scenario or a workload kind.")
+        str,
+        typer.Argument(metavar="TRACE|SCENARIO|KIND", help="A trace (file or folder), a scenario or a workload kind."),
     ],
     replicas: Annotated[
         int | None, typer.Option(help="Size of the fleet of the verdict.", show_default="the scenario's, else 8")
@@ -210,6 +222,10 @@ def analyze(
     requests_max: Annotated[int | None, typer.Option(help="Stop after so many requests.", show_default="all")] = None,
     trace_format: FormatOpt = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the plots as one page that opens offline.", show_default="none")
+    ] = None,
+    overrides: WorkloadSetOpt = None,
 ) -> None:
     """Say before anything is built whether routing on prefixes would pay for a workload or a trace."""
     from harness.analyze_command import analyze_command
@@ -224,23 +240,29 @@ def analyze(
             blocks_per_replica=blocks_per_replica,
             requests_max=requests_max,
             as_json=as_json,
+            html=html,
+            overrides=overrides or (),
         )
     )
 
 
 @app.command()
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A trace file, a scenario or a workload kind.")],
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="A trace (file or folder), a scenario or a workload kind.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The native trace to write; a sidecar stands beside it.")],
     trace_format: FormatOpt = None,
     block_size: Annotated[
         int | None, typer.Option(help="Tokens of a hash id.", show_default="the trace's own, else 512")
     ] = None,
+    overrides: WorkloadSetOpt = None,
 ) -> None:
     """Write a trace or a workload in the native form (Mooncake rows with sessions)."""
     from harness.analyze_command import convert_command
 
-    raise typer.Exit(convert_command(source, out, trace_format=trace_format, block_size=block_size))
+    found = convert_command(source, out, trace_format=trace_format, block_size=block_size, overrides=overrides or ())
+    raise typer.Exit(found)
 
 
 add_commands(app)
@@ -265,7 +287,7 @@ def run_cli(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if _is_usage_error(error):
             if type(error).__name__ != "NoArgsIsHelpError":  # then the help has been printed
-                print(f"error: {error.format_message()}", file=sys.stderr)  # type: ignore[attr-defined]
+                print(f"error: {_usage_text(error)}", file=sys.stderr)
             return EXIT_USAGE
         # 1 is a verdict of `run` and `gate`: a fault of ours must never look like one.
         if os.environ.get(TRACEBACK):
@@ -276,6 +298,17 @@ def run_cli(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return EXIT_FAULT
+
+
+def _usage_text(error: Any) -> str:
+    """The library's complaint, and where to read what is right."""
+    said = str(error.format_message()).rstrip(".")
+    command = getattr(getattr(error, "ctx", None), "command_path", "routebench")
+    unknown = re.fullmatch(r"No such command '(.*)'", said)
+    if unknown:
+        names = getattr(getattr(error.ctx, "command", None), "commands", {})
+        return f"no command {unknown[1]!r}: {choose_from(unknown[1], names)}"
+    return f"{said}; see {command} --help"
 
 
 def _is_usage_error(error: Exception) -> bool:

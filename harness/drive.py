@@ -14,8 +14,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from workloads import SESSIONS_MAX
+
 DriverName = Literal["sessions", "requests", "rate"]
 Arrival = Literal["constant", "poisson", "gamma", "trace"]
+TIME_S_MAX = 1e9
+"""Longest of a load's own times, 30 years: a slip of the pen and not a plan."""
 SLOTS = 16
 """Slots of a closed loop that does not say how many."""
 
@@ -29,8 +33,8 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if not 0 <= self.rate_per_s < math.inf:
             raise ValueError(f"rate_per_s = {self.rate_per_s}: give a rate from 0, and 0 for a pause")
-        if not 0 < self.duration_s < math.inf:
-            raise ValueError(f"duration_s = {self.duration_s}: a stage lasts longer than 0 s")
+        if not 0 < self.duration_s <= TIME_S_MAX:
+            raise ValueError(f"duration_s = {self.duration_s}: it lasts longer than 0 s, at most {TIME_S_MAX:g}")
 
 
 class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +45,8 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """sessions: slots. requests: most requests in flight. rate: the same as a cap on an open loop, which then counts
     the wait for it as lag; without one there is none."""
     ramp_s: float = 0.0
-    """Closed loops: slots open one after the other, evenly over this time. rate: the rate grows from 0."""
+    """Closed loops: slots open one after the other, evenly over this time. rate: the rate grows from 0. Turns due in it
+    are warm-up."""
     rate_per_s: float | None = None
     """Sessions a second that start."""
     arrival: Arrival | None = None
@@ -67,13 +72,19 @@ class Drive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         else:
             self._check_closed()
         for name in ("ramp_s", "warmup_s", "warmup_sessions"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} = {getattr(self, name)}: give a number from 0, and 0 for none")
+            if not 0 <= getattr(self, name) <= TIME_S_MAX:
+                raise ValueError(f"{name} = {getattr(self, name)}: from 0 to {TIME_S_MAX:g}, and 0 for none")
         if self.concurrency is not None and self.concurrency < 1:
             what = "session slot" if self.driver == "sessions" else "request in flight"
             raise ValueError(f"concurrency = {self.concurrency}: at least 1 {what} is needed")
-        if self.drain_s is not None and self.drain_s < 0:
-            raise ValueError(f"drain_s = {self.drain_s}: give a time from 0, or leave it out for no limit")
+        if self.concurrency is not None and self.concurrency > SESSIONS_MAX:
+            raise ValueError(
+                f"concurrency = {self.concurrency}: no workload has more than {SESSIONS_MAX:,} sessions; lower it"
+            )
+        if self.drain_s is not None and not 0 <= self.drain_s <= TIME_S_MAX:
+            raise ValueError(
+                f"drain_s = {self.drain_s}: give a time from 0 to {TIME_S_MAX:g}, or leave it out for no limit"
+            )
 
     def _check_closed(self) -> None:
         for name in ("rate_per_s", "arrival"):
@@ -182,8 +193,8 @@ class Load(Drive, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.request_timeout_s > 0:
-            raise ValueError(f"request_timeout_s = {self.request_timeout_s}: give a time above 0")
+        if not 0 < self.request_timeout_s <= TIME_S_MAX:
+            raise ValueError(f"request_timeout_s = {self.request_timeout_s}: from above 0 to {TIME_S_MAX:g} s")
         if self.processes < 1:
             raise ValueError(f"processes = {self.processes}: at least 1 is needed")
         if self.concurrency is not None and self.processes > self.concurrency:

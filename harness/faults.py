@@ -37,17 +37,13 @@ class FaultTable(msgspec.Struct, frozen=True, kw_only=True):
             return []
         return [word for name, value in self.engine.active().items() for word in ("--mock-fault", f"{name}={value}")]
 
-    def router_flags(self) -> list[str]:
-        """Arguments of a router process of ours."""
-        return [word for name in self.router.names() for word in ("--fault", name)]
-
     def to_table(self) -> dict[str, Any]:
         """The table that gives these faults."""
         router = {f"{ROUTER_PREFIX}{key}": value for key, value in msgspec.structs.asdict(self.router).items() if value}
         return {**self.engine.active(), **router, **({"replicas": list(self.replicas)} if self.replicas else {})}
 
     def require_simulable(self) -> None:
-        """Raises UsageError for a fault that only processes can have."""
+        """Raises UsageError for a fault that only processes can have or commit."""
         for name in self.engine.active():
             if name not in IN_SIM:
                 raise UsageError(f"faults.{name} happens to processes and sockets, which virtual time has none of: "

@@ -6,6 +6,7 @@ imports the rooms' servers.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +16,13 @@ from urllib.error import HTTPError
 
 import msgspec
 
+from harness.arm import ROUTER_SEED_STREAM, Arm
 from harness.errors import StartError
 from harness.peers import all_healthy, expand_command, find_peer, peer_command, require_installed
-from harness.processes import PYTHON, Child, Children, free_ports, get_json, post, wait_ready
+from harness.processes import PYTHON, Child, Children, call, free_ports, get_json, wait_ready
 from harness.router_entry import RouterEntry
 from harness.scenario import Scenario
+from harness.spread import ingress_name
 
 READY_S = 60.0
 """A slow laptop starts eight Python processes well within this."""
@@ -46,19 +49,32 @@ def start_replicas(
         for replica in given:
             require_answer(f"replica {replica.name} of fleet.urls", replica.url)
         return given
-    names = scenario.fleet.names
-    ports = free_ports(2 * len(names))
-    started: list[tuple[Child, ReplicaAddress]] = []
-    for i, name in enumerate(names):
-        http, events = ports[2 * i], ports[2 * i + 1]
-        command = replica_command(
-            scenario, name, http, events, epoch_ns=epoch_ns, seed=seed_for(f"engine.{name}"), log_dir=log_dir
-        )
-        child = children.start(f"replica-{name}", command)
-        started.append((child, ReplicaAddress(name, f"http://{HOST}:{http}", f"tcp://{HOST}:{events}")))
+    started = [
+        launch_replica(children, scenario, name, epoch_ns=epoch_ns, seed=seed_for(f"engine.{name}"), log_dir=log_dir)
+        for name in scenario.fleet.names
+    ]
     for child, address in started:
         wait_ready(child, f"{address.url}/health", READY_S)
     return [address for _, address in started]
+
+
+def launch_replica(
+    children: Children,
+    scenario: Scenario,
+    name: str,
+    *,
+    epoch_ns: int,
+    seed: int,
+    log_dir: Path,
+    place: ReplicaAddress | None = None,
+) -> tuple[Child, ReplicaAddress]:
+    """Starts one mock replica, where another one was or at a place of its own, and does not wait for it."""
+    if place is None:
+        http, events = free_ports(2)
+        place = ReplicaAddress(name, f"http://{HOST}:{http}", f"tcp://{HOST}:{events}")
+    http, events = (int(address.rpartition(":")[2]) for address in (place.url, place.kv_events or ":0"))
+    command = replica_command(scenario, name, http, events, epoch_ns=epoch_ns, seed=seed, log_dir=log_dir)
+    return children.start(f"replica-{name}", command), place
 
 
 def replica_command(
@@ -111,8 +127,10 @@ def router_command(
     seed: int,
     log_file: Path,
     host: str = HOST,
+    peers: Sequence[str] = (),
 ) -> list[str]:
-    """The command line of one router process of ours."""
+    """The command line of one router process of ours; `peers` are the addresses of the other ingresses."""
+    setup = entry.setup(scenario.router)
     command = [
         *PYTHON,
         "-m",
@@ -133,10 +151,19 @@ def router_command(
         str(epoch_ns),
         "--seed",
         str(seed),
+        "--metrics-interval-ms",
+        str(setup.metrics_interval_ms),
+        "--prefix-interval-ms",
+        str(setup.prefix_interval_ms),
+        "--ramp-s",
+        str(setup.ramp_s),
     ]
+    if setup.exchanges and peers:
+        command += ["--peer-delay-ms", str(setup.share_delay_ms), *(word for url in peers for word in ("--peer", url))]
     for key, value in entry.options.items():
         command += ["--option", f"{key}={msgspec.json.encode(value).decode() if not isinstance(value, str) else value}"]
-    command += scenario.faults.router_flags()
+    for fault in scenario.router_faults(entry).names():
+        command += ["--fault", fault]
     for replica in replicas:
         events = f",events={replica.kv_events}" if replica.kv_events else ""
         command += ["--replica", f"{replica.name}={replica.url}{events}"]
@@ -154,19 +181,98 @@ def start_router(
     log_file: Path,
     port: int | None = None,
 ) -> str:
-    """Starts the router and waits until it has found every replica. Returns its URL. Raises StartError, UsageError."""
+    """Starts one router and waits until it has found every replica. Returns its URL. Raises StartError, UsageError."""
     if entry.url:
         url = entry.url.rstrip("/")
         require_answer(f"router {entry.name!r}", url)
         return url
-    port = port or free_ports(1)[0]
+    started = _launch_router(
+        children,
+        "router",
+        entry,
+        scenario,
+        replicas,
+        port or free_ports(1)[0],
+        epoch_ns=epoch_ns,
+        seed=seed,
+        log_file=log_file,
+    )
+    return started.wait()
+
+
+def start_ingresses(
+    children: Children,
+    arm: Arm,
+    replicas: list[ReplicaAddress],
+    *,
+    epoch_ns: int,
+    log_dir: Path,
+    port: int | None = None,
+) -> dict[str, str]:
+    """Starts the arm's router as often as it shall run and waits for all. `port` is that of the first; the others have
+    those that follow. Returns URLs by ingress. Raises StartError, UsageError."""
+    entry, setup = arm.router, arm.setup
+    if setup.ingresses == 1:
+        seed, log_file = arm.seed_for(ROUTER_SEED_STREAM), log_dir / "router.jsonl"
+        url = start_router(
+            children, entry, arm.scenario, replicas, epoch_ns=epoch_ns, seed=seed, log_file=log_file, port=port
+        )
+        return {ingress_name(0): url}
+    ports = free_ports(setup.ingresses) if port is None else list(range(port, port + setup.ingresses))
+    urls = [f"http://{HOST}:{each}" for each in ports]
+    started = [
+        _launch_router(
+            children,
+            f"router-{name}",
+            entry,
+            arm.scenario,
+            replicas,
+            ports[place],
+            epoch_ns=epoch_ns,
+            seed=arm.seed_for(f"{ROUTER_SEED_STREAM}.{name}" if place else ROUTER_SEED_STREAM),
+            log_file=log_dir / f"router-{name}.jsonl",
+            peers=[url for other, url in enumerate(urls) if other != place],
+        )
+        for place, name in enumerate(setup.names)
+    ]
+    return {name: one.wait() for name, one in zip(setup.names, started, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Starting:
+    """A router process on its way."""
+
+    child: Child
+    url: str
+    ready_path: str
+    ready: Callable[[Any], bool]
+
+    def wait(self) -> str:
+        wait_ready(self.child, f"{self.url}{self.ready_path}", READY_S, self.ready)
+        return self.url
+
+
+def _launch_router(
+    children: Children,
+    name: str,
+    entry: RouterEntry,
+    scenario: Scenario,
+    replicas: list[ReplicaAddress],
+    port: int,
+    *,
+    epoch_ns: int,
+    seed: int,
+    log_file: Path,
+    peers: Sequence[str] = (),
+) -> _Starting:
+    """Starts one router process and does not wait for it."""
     ready_path, ready = "/router/health", _always
     if entry.peer:
-        name, _, variant = entry.peer.partition(":")
-        preset = find_peer(name)
+        peer, _, variant = entry.peer.partition(":")
+        preset = find_peer(peer)
         require_installed(preset)
         command = peer_command(
-            name, variant or None, entry.args, port, replicas, host=HOST, block_size=scenario.engine.block_size,
+            peer, variant or None, entry.args, port, replicas, host=HOST, block_size=scenario.engine.block_size,
             model=scenario.load.model, log_file=log_file, epoch_ns=epoch_ns,
         )  # fmt: skip
         ready_path, ready = preset.ready_path, partial(all_healthy, replicas=replicas)
@@ -180,11 +286,10 @@ def start_router(
         command = expand_command((*entry.command, *entry.args), replicas, values)
         ready_path = entry.ready_path
     else:
-        command = router_command(entry, scenario, replicas, port, epoch_ns=epoch_ns, seed=seed, log_file=log_file)
-    child = children.start("router", command)
-    url = f"http://{HOST}:{port}"
-    wait_ready(child, f"{url}{ready_path}", READY_S, ready)
-    return url
+        command = router_command(
+            entry, scenario, replicas, port, epoch_ns=epoch_ns, seed=seed, log_file=log_file, peers=peers
+        )
+    return _Starting(children.start(name, command), f"http://{HOST}:{port}", ready_path, ready)
 
 
 def _always(body: Any) -> bool:
@@ -197,7 +302,7 @@ def clear_caches(replicas: list[ReplicaAddress]) -> int | None:
     total: int | None = 0
     for replica in replicas:
         with suppress(OSError):  # an engine without development routes keeps what it has
-            post(f"{replica.url}/reset_prefix_cache")
+            call("POST", f"{replica.url}/reset_prefix_cache")
         try:
             held = get_json(f"{replica.url}/mock/state")["cached_blocks"]
         except (OSError, KeyError, TypeError):

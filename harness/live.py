@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.arm import ROUTER_SEED_STREAM, Arm, ArmRows
+from harness.arm import Arm, ArmRows
 from harness.errors import ProcessLost
-from harness.fleet import ReplicaAddress, clear_caches, start_replicas, start_router
+from harness.fleet import ReplicaAddress, clear_caches, start_ingresses, start_replicas
+from harness.live_churn import LiveChurn
 from harness.load_plan import LoadPlan
 from harness.merge import merge_rows
 from harness.processes import PYTHON, Child, Children
+from harness.router_samples import RouterWatch
 from harness.signals import Interruption
 
 POLL_S = 0.2
@@ -77,24 +79,23 @@ def _measure(
         replicas = start_replicas(children, scenario, epoch_ns=epoch_ns, seed_for=arm.seed_for, log_dir=folder)
     facts["cached_blocks"] = clear_caches(replicas) if replicas else None
     on_phase("starting router")
-    url = start_router(
-        children,
-        arm.router,
-        scenario,
-        replicas,
-        epoch_ns=epoch_ns,
-        seed=arm.seed_for(ROUTER_SEED_STREAM),
-        log_file=folder / "router.jsonl",
-    )
+    ingresses = start_ingresses(children, arm, replicas, epoch_ns=epoch_ns, log_dir=folder)
+    ours = {} if arm.router.foreign else ingresses
+    churn = LiveChurn(arm, children, replicas, ours, epoch_ns=epoch_ns, folder=folder)
+    facts["churn"] = churn.record
+    churn.prepare()
     on_phase("starting load")
-    locust = start_load(arm, folder, children, url, epoch_ns, replicas)
+    locust = start_load(arm, folder, children, ingresses, epoch_ns, replicas)
     rows = _RowCounter(folder)
+    watch = RouterWatch(ours, folder)
     on_phase("measuring")
     while locust.running:
+        churn.tick()
+        watch.sample()
         children.require_alive(but=(locust,))
         children.measure()
         on_done(rows.count())
-        time.sleep(POLL_S)
+        time.sleep(churn.wait_s(POLL_S))
     on_done(rows.count())
     if locust.exit_code not in (0, 1):  # 1 is Locust's own word for "some requests failed"; the rows say which
         raise ProcessLost(locust.why_ended())
@@ -102,9 +103,15 @@ def _measure(
 
 
 def start_load(
-    arm: Arm, folder: Path, children: Children, url: str, epoch_ns: int, replicas: Sequence[ReplicaAddress] = ()
+    arm: Arm,
+    folder: Path,
+    children: Children,
+    ingresses: Mapping[str, str],
+    epoch_ns: int,
+    replicas: Sequence[ReplicaAddress] = (),
 ) -> Child:
     """Starts Locust headless against the router. It ends by itself when nothing is left to send or to wait for."""
+    url = next(iter(ingresses.values()))
     scenario, load = arm.scenario, arm.scenario.load
     drive: dict[str, Any] = load.drive()
     plan = LoadPlan(
@@ -116,6 +123,8 @@ def start_load(
         session_header=load.session_header,
         request_timeout_s=load.request_timeout_s,
         replicas={replica.name: replica.url for replica in replicas},
+        ingresses=dict(ingresses),
+        spread=arm.setup.spread,
         answers=scenario.answers,
         verify_answers=scenario.verify_answers,
         rows_dir=str(folder),

@@ -16,8 +16,6 @@ from harness.drive import Drive
 LITTLE_SHARE_MAX = 0.05
 """As the issue's bound: mean in flight and rate times mean latency agree within 5 %."""
 CAP_SHARE_MIN = 0.98
-LAG_MS_MAX = 100.0
-"""As health's own bound for a whole run; here for each stage of it."""
 
 Row = dict[str, Any]
 
@@ -109,14 +107,7 @@ def _end(row: Row) -> int:
 
 def load_notes(arm: Arm, rows: Sequence[Row], facts: dict[str, Any]) -> list[str]:
     """Whole sentences on what was not as asked."""
-    notes = []
-    for name, _, lag_ms in stage_rates(arm.scenario.load, rows):
-        if arm.scenario.load.stages and lag_ms > LAG_MS_MAX:
-            notes.append(
-                f"{arm.label}: {name} sent {lag_ms:,.0f} ms late (p99, bound {LAG_MS_MAX:.0f} ms): its figures are not "
-                "those of its rate; lower it or give the load generator more processes"
-            )
-    notes += _little_note(arm, rows) + _cap_note(arm, rows)
+    notes = _little_note(arm, rows) + _cap_note(arm, rows)
     syncs = facts.get("weight_syncs") or {}
     lost = syncs.get("refused", 0) + syncs.get("failed", 0)
     if lost:

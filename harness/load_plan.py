@@ -14,8 +14,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from harness.drive import Drive
+from harness.chat_form import messages, said
+from harness.drive import TIME_S_MAX, Drive
 from harness.errors import UsageError, choose_from
+from harness.spread import Spread, ingress_of
 from harness.sse import TokenMeter
 from workloads import (
     FIRST_TOKEN_ID,
@@ -54,6 +56,9 @@ class LoadPlan(Drive, frozen=True, kw_only=True, forbid_unknown_fields=True):
     request_timeout_s: float = 300.0
     replicas: dict[str, str] = msgspec.field(default_factory=dict)
     """Names and addresses of the engines behind the router, where they are known."""
+    ingresses: dict[str, str] = msgspec.field(default_factory=dict)
+    """Names and addresses of the routers that requests go round; none: all go to Locust's host."""
+    spread: Spread = "turn"
     answers: Literal["known", "live"] = "known"
     """Ids API only. known: the engine generates what the seed stands for. live: history takes the ids that came."""
     verify_answers: Literal["first", "all", "none"] = "first"
@@ -65,11 +70,17 @@ class LoadPlan(Drive, frozen=True, kw_only=True, forbid_unknown_fields=True):
         super().__post_init__()
         if self.epoch_ns < 0:
             raise ValueError(f"epoch_ns = {self.epoch_ns}: give at least 0")
-        if not self.request_timeout_s > 0:
-            raise ValueError(f"request_timeout_s = {self.request_timeout_s}: give a time above 0")
+        if not 0 < self.request_timeout_s <= TIME_S_MAX:
+            raise ValueError(f"request_timeout_s = {self.request_timeout_s}: from above 0 to {TIME_S_MAX:g} s")
         header = self.session_header
         if not header.isascii() or not header.replace("-", "").replace("_", "").isalnum():
             raise ValueError(f"session_header = {header!r}: give a header name such as 'X-Session-ID'")
+
+
+    def ingress(self, session: int, turn: int) -> str | None:
+        """The name of the ingress that a turn goes to; `session` is its number in the workload. None: Locust's host."""
+        names = list(self.ingresses)
+        return names[ingress_of(self.spread, session, turn, len(names))] if names else None
 
 
 def read_plan(path: str | Path) -> LoadPlan:
@@ -122,9 +133,7 @@ class Conversation:
         self._front = turn.front
         if turn.restart:  # what was said before is dropped: the input is the whole prompt
             self._history.clear()
-        for position, span in enumerate(turn.input):
-            system = turn.index == 0 and position == 0 and len(turn.input) > 1
-            self._history.append(("system" if system else "user", span))
+        self._history += said(turn)
         fields: dict[str, Any] = {
             "model": self._plan.model,
             "max_tokens": turn.output[1],
@@ -133,6 +142,8 @@ class Conversation:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self.session.cache_salt is not None:
+            fields["cache_salt"] = self.session.cache_salt
         if self._plan.api == "chat":
             fields["messages"] = self._messages()
         elif self._plan.api == "completions-text":
@@ -204,15 +215,10 @@ class Conversation:
         return [*([self._front] if self._front else []), *(part for _, part in self._history)]
 
     def _messages(self) -> list[dict[str, str]]:
-        messages: list[dict[str, str]] = []
-        for role, part in self._history:
-            if messages and messages[-1]["role"] == role == "user":
-                messages[-1]["content"] += _text(part)
-            else:
-                messages.append({"role": role, "content": _text(part)})
-        if self._front:
-            messages[0]["content"] = _text(self._front) + messages[0]["content"]
-        return messages
+        return [
+            {"role": role, "content": "".join(_text(part) for part in parts)}
+            for role, parts in messages(self._history, self._front)
+        ]
 
 
 def _text(part: Span | Ids | str) -> str:

@@ -24,21 +24,27 @@ class Row(msgspec.Struct, kw_only=True):
 
     request_id: str
     response_id: str | None = None
+    ingress: str | None = None
+    """The router that it met, where the load knows several."""
     session: str
     turn: int
     group: str | None
     rollout_step: int | None
+    ready_us: int | None = None
+    """When it could have been sent, had there been no cap on requests."""
     scheduled_us: int | None = None
     """When the request was due: the end of the previous answer and the pause, or the opening of the slot."""
     sent_us: int | None = None
     first_token_us: int | None = None
     second_token_us: int | None = None
+    first_content_us: int | None = None
     last_token_us: int | None = None
     end_us: int | None = None
     """When the stream was closed."""
     phase: str
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    first_chunk_tokens: int | None = None
     cached_tokens: int | None = None
     token_source: str | None = None
     chunk_gaps_us: list[int] = []
@@ -56,12 +62,12 @@ class Row(msgspec.Struct, kw_only=True):
 
         self.response_id = meter.response_id
         self.first_token_us, self.second_token_us = us(meter.first_ns), us(meter.second_ns)
-        self.last_token_us = us(meter.last_ns)
+        self.last_token_us, self.first_content_us = us(meter.last_ns), us(meter.content_ns)
         if meter.prompt_tokens is not None:
             self.prompt_tokens = meter.prompt_tokens
         self.cached_tokens = meter.cached_tokens
         self.token_source = meter.token_source
-        self.output_tokens = meter.output_tokens
+        self.output_tokens, self.first_chunk_tokens = meter.output_tokens, meter.first_chunk_tokens
         self.chunk_gaps_us = [gap // 1000 for gap in meter.gaps_ns]
 
 

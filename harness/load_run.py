@@ -144,8 +144,8 @@ class LoadRun:
 
     def _launch(self, due: Due) -> None:
         turn = due.session.turns[due.turn]
-        row = self._row(due.session, turn, due.phase)
-        row.scheduled_us = due.due_us
+        row = self._row(due.session, turn, due.phase, due.number)
+        row.ready_us, row.scheduled_us = due.ready_us, due.due_us
         user = self._users[0]
         self._users.rotate(-1)
         greenlet = gevent.Greenlet(self._carry, user, due.session, turn, row)
@@ -179,10 +179,11 @@ class LoadRun:
         self.schedule.ended(session, turn.index, end_us, ok=row.status == OK, why=why)
         self._changed.set()
 
-    def _row(self, session: Session, turn: Turn, phase: str) -> Row:
+    def _row(self, session: Session, turn: Turn, phase: str, number: int) -> Row:
         """A row for a turn that was not sent yet."""
         return Row(
             request_id=f"{session.session_id}-{turn.index}",
+            ingress=self.plan.ingress(number, turn.index),
             session=session.session_id,
             turn=turn.index,
             group=session.group,
@@ -196,7 +197,7 @@ class LoadRun:
     def _list_cuts(self) -> None:
         for cut in self.schedule.cuts():
             for turn in cut.session.turns[cut.turn :]:
-                row = self._row(cut.session, turn, cut.phase)
+                row = self._row(cut.session, turn, cut.phase, cut.number)
                 row.error = f"not sent: {cut.why}"
                 self.files.row(row)
 

@@ -35,11 +35,12 @@ if str(Path(_HERE).parent) not in sys.path:
 import socket
 import tempfile
 import time
+from functools import lru_cache
 from typing import Any
 
 import gevent
 import msgspec
-from locust import events
+from locust import events, runners
 from locust.runners import MasterRunner, WorkerRunner
 from locust.stats import CSV_STATS_INTERVAL_SEC
 
@@ -58,8 +59,11 @@ __all__ = ["CONTROL", "LoadUser", "SessionUser", "SlotStages", "row_ended"]
 SHARE = "routebench_share"
 ALL_DONE = "routebench_all_done"
 CSV_SLACK_S = 0.2
-LOST_AFTER_LOOKS = 10
-"""Looks in a row at which a worker was silent before it is given up."""
+LOST_AFTER_LOOKS = 3
+"""Looks in a row at which a worker was missing before it is given up."""
+runners.HEARTBEAT_LIVENESS = 12
+"""Heartbeats, one a second, that a worker may owe before Locust calls it missing. Locust's own 3 are fewer than a busy
+machine costs a worker that draws its sessions, and Locust ends the test when all are missing at once."""
 
 
 class LoadControl:
@@ -217,8 +221,9 @@ class LoadControl:
         run.files.event(
             "start",
             t_us=run.us(time.monotonic_ns()),
+            starts_us=run.start_us,
             arm=plan.arm,
-            host=environment.host,
+            host=_host(environment),
             api=plan.api,
             seed=plan.seed,
             kind=plan.workload.get("kind"),
@@ -234,13 +239,13 @@ class LoadControl:
 
     def _announce(self, environment: Any, plan: LoadPlan) -> None:
         if self._tab is not None:
-            self._tab.begin(self._figures, plan.replicas, environment.host)
+            self._tab.begin(self._figures, plan.replicas, _host(environment))
         sessions = make_workload(plan.workload).session_count
         again = f" (start {self._round}, so seed {plan.seed} for a cold cache)" if self._round > 1 else ""
         slots = f"{environment.runner.target_user_count} slots" if plan.slots else f"{plan.arrival} arrivals"
         print(
             f"routebench: {sessions} sessions of {plan.workload['kind']}, seed {plan.seed}{again}, {plan.api}, "
-            f"{slots}, to {environment.host}; rows in {plan.rows_dir}",
+            f"{slots}, to {_host(environment)}; rows in {plan.rows_dir}",
             flush=True,
         )
 
@@ -343,10 +348,22 @@ class LoadControl:
 
 
 def _scenario(options: Any) -> Any:
+    path = Path(options.scenario)
+    return _loaded(options.scenario, options.load, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(maxsize=4)
+def _loaded(name: str, load: str, changed_ns: int) -> Any:
+    """Kept, because every start asks again and a worker's heartbeat waits meanwhile; a changed file is read anew."""
     from harness.scenario import load_scenario  # the other rooms' imports are not needed when a plan is given
 
-    changes = [f"load.{change.strip()}" for change in options.load.split(",") if change.strip()]
-    return load_scenario(options.scenario, overrides=changes)
+    return load_scenario(name, overrides=[f"load.{change.strip()}" for change in load.split(",") if change.strip()])
+
+
+def _host(environment: Any) -> str | None:
+    """The address under test: the command line's, or that of a locustfile of one's own."""
+    own = (getattr(user, "host", None) for user in environment.user_classes)
+    return environment.host or next((host for host in own if host), None)
 
 
 def _share_max(options: Any) -> float | None:

@@ -7,12 +7,16 @@ load, a whole sampling bin, and what nobody measured stays null.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from harness.arm import Arm, ArmRows, row_order
-from harness.ceiling import ceiling_cached_tokens
+from harness.ceiling import ceiling_of
+from harness.churn import absences
 from harness.json_lines import read_json_lines
+from harness.router_samples import watched
+from harness.spread import ingress_name
 
 BIN_US = 500_000
 """Spacing of fleet samples; rebasing by whole bins keeps them on the grid."""
@@ -22,15 +26,18 @@ _FROM_LOAD = (
     "turn",
     "group",
     "rollout_step",
+    "ready_us",
     "scheduled_us",
     "sent_us",
     "first_token_us",
     "second_token_us",
+    "first_content_us",
     "last_token_us",
     "end_us",
     "phase",
     "prompt_tokens",
     "output_tokens",
+    "first_chunk_tokens",
     "cached_tokens",
     "token_source",
     "chunk_gaps_us",
@@ -53,15 +60,23 @@ _FROM_FLEET = (
     "late_us_p99",
 )
 _REQUEST_INSTANTS = (
+    "ready_us",
     "scheduled_us",
     "sent_us",
     "routed_us",
     "admitted_us",
     "first_token_us",
     "second_token_us",
+    "first_content_us",
     "last_token_us",
     "end_us",
 )
+
+
+def load_start_us(events: Iterable[dict[str, Any]]) -> int | None:
+    """The instant that rows call 0: the sampling bin in which the load began; None if no process of it says so."""
+    began = [event["starts_us"] for event in events if event.get("event") == "start" and "starts_us" in event]
+    return min(began) // BIN_US * BIN_US if began else None
 
 
 def merge_rows(arm: Arm, folder: Path, facts: dict[str, Any]) -> ArmRows:
@@ -82,7 +97,7 @@ def merge_rows(arm: Arm, folder: Path, facts: dict[str, Any]) -> ArmRows:
             {
                 "router": arm.router.name,
                 "repeat": arm.repeat,
-                "ingress": "i0",
+                "ingress": line.get("ingress") or ingress_name(0),
                 **{key: line.get(key) for key in _FROM_LOAD},
                 "replica": served.get("replica") or routed.get("replica"),
                 "reason": routed.get("reason"),
@@ -91,12 +106,15 @@ def merge_rows(arm: Arm, folder: Path, facts: dict[str, Any]) -> ArmRows:
                 "admitted_us": served.get("admitted_us"),
             }
         )
-    start = min((row["sent_us"] for row in rows if row["sent_us"] is not None), default=0) // BIN_US * BIN_US
+    start = load_start_us(facts["load_events"])
+    if start is None:
+        start = min((row["sent_us"] for row in rows if row["sent_us"] is not None), default=0) // BIN_US * BIN_US
     for row in rows:
         for key in _REQUEST_INSTANTS:
             if row.get(key) is not None:
                 row[key] -= start
     rows.sort(key=row_order)
+    gone = absences(facts.get("churn", ()), arm.scenario.fleet.names)
     samples: list[dict[str, Any]] = [
         {
             "router": arm.router.name,
@@ -105,11 +123,25 @@ def merge_rows(arm: Arm, folder: Path, facts: dict[str, Any]) -> ArmRows:
             "t_us": line["t_us"] - start,
         }
         for line in fleet
-        if line["t_us"] >= start
+        if line["t_us"] >= start and not any(a <= line["t_us"] < b for a, b in gone.get(line["replica"], ()))
     ]
     samples.sort(key=lambda sample: (sample["t_us"], sample["replica"]))
+    routers = [
+        {"router": arm.router.name, "repeat": arm.repeat, **line, "t_us": line["t_us"] - start}
+        for line in watched(folder)
+        if line["t_us"] >= start
+    ]
+    facts["churn"] = [_rebased(line, start) for line in facts.get("churn", ())]
     syncs = [event for event in facts["load_events"] if event.get("event") == "weight_sync"]
     facts["weight_syncs"] = {result: sum(e[result] for e in syncs) for result in ("done", "refused", "failed")}
     facts["answers_wrong"] = sum(1 for line in load if line.get("answer_ok") is False)
     facts["answers_checked"] = sum(1 for line in load if line.get("answer_ok") is not None)
-    return ArmRows(rows, samples, ceiling_cached_tokens(arm, rows), facts)
+    return ArmRows(rows, samples, routers, *ceiling_of(arm, rows), facts)
+
+
+def _rebased(line: dict[str, Any], start_us: int) -> dict[str, Any]:
+    """A line of what happened to replicas, on the rows' axis."""
+    done_us = line["done_us"]
+    said = {"error": line["error"]} if "error" in line else {}
+    done_at_s = None if done_us is None else round((done_us - start_us) / 1e6, 3)
+    return {"at_s": line["at_s"], "do": line["do"], "replica": line["replica"], "done_at_s": done_at_s, **said}

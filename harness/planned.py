@@ -1,20 +1,30 @@
 """Which sessions a load starts, at which instants, and which process of several sends them.
 
 Pure. Every process draws the whole plan and keeps its share, so nothing is sent twice or forgotten. Sessions
-that wait for each other stay together: a session goes where the first thing that it waits for is.
+that wait for each other stay together: a session goes where the first thing that it waits for is. Law: planning ends,
+whatever a scenario says; what is too much for one arm is refused where it is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from harness.arrivals import arrivals_us
 from harness.drive import Drive
 from harness.errors import UsageError
-from workloads import Session, Streams, WorkloadTable
+from workloads import SESSIONS_MAX, Session, Streams, Turn, WorkloadTable, prompt_tokens
 
 ARRIVALS = "harness.arrivals"
+REQUESTS_MAX = 1_000_000
+"""Of one arm, which keeps a row of each until it ends."""
+SPANS_MAX = 20_000_000
+"""Pieces of text of one arm: half a minute's drawing."""
+FLEET_ROWS_MAX = 1_000_000
+"""A replica leaves one each half second of model time, whether anything happens or not."""
+FLEET_ROWS_PER_S = 2
 
 
 class Planned(NamedTuple):
@@ -31,7 +41,7 @@ def planned(workload: WorkloadTable, drive: Drive, streams: Streams) -> Iterator
     """The sessions that will start, in the workload's order. Raises UsageError for one that cannot be started."""
     clock = drive.open_loop and drive.arrival != "trace"
     arrivals = arrivals_us(drive, streams[ARRIVALS]) if clock else iter(())
-    for number, session in enumerate(workload.sessions(streams)):
+    for number, session in enumerate(_bounded(workload, streams)):
         if drive.open_loop:
             _check(workload, drive, session)
         arrival = None
@@ -40,6 +50,67 @@ def planned(workload: WorkloadTable, drive: Drive, streams: Streams) -> Iterator
             if arrival is None:
                 return
         yield Planned(number, session, arrival)
+
+
+def _bounded(workload: WorkloadTable, streams: Streams) -> Iterator[Session]:
+    requests = spans = 0
+    for session in workload.sessions(streams):
+        requests += len(session.turns)
+        spans += sum(len(turn.input) for turn in session.turns)
+        if requests > REQUESTS_MAX or spans > SPANS_MAX:
+            most, what = (REQUESTS_MAX, "requests") if requests > REQUESTS_MAX else (SPANS_MAX, "pieces of text")
+            fewer = "give sample or max_sessions" if workload.kind == "trace" else "ask for fewer sessions or turns"
+            raise UsageError(
+                f"the workload {workload.kind!r} has more than {most:,} {what}, the most that one arm can hold: {fewer}"
+            )
+        yield session
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a plan is, as far as one can know before any answer."""
+
+    sessions: int
+    waiting_for_slots: int
+    """Those that no instant of their own starts."""
+    longest_tokens: int
+    """Of a prompt with its answer."""
+    shortest_us: int
+    """Model time that instants and pauses take by themselves, if all answers took none."""
+
+
+def extent_of(plan: Iterable[Planned], slots: int | None) -> Extent:
+    """Reads a plan to its end. `slots`: of a driver that holds one through a session's pauses."""
+    sessions = waiting = longest = last_us = held_us = 0
+    for _, session, arrival_us in plan:
+        sessions += 1
+        at_us = session.start_us or arrival_us or 0
+        pauses_us = sum(turn.think_us for turn in session.turns)
+        last_us = max(last_us, at_us + pauses_us, *(turn.start_us or 0 for turn in session.turns))
+        if session.waits_for_a_slot:
+            waiting += 1
+            held_us += pauses_us
+        longest = max(longest, _longest(session.turns))
+    return Extent(sessions, waiting, longest, max(last_us, held_us // slots if slots else 0))
+
+
+def _longest(turns: Iterable[Turn]) -> int:
+    longest = context = 0
+    for turn in turns:
+        context = (0 if turn.restart else context) + prompt_tokens(turn.input) + turn.output[1]
+        longest = max(longest, context + (turn.front[1] if turn.front else 0))
+    return longest
+
+
+def require_an_end(extent: Extent, replicas: int) -> None:
+    """A plan whose pauses alone fill the memory with rows of an idle fleet is refused. Raises UsageError."""
+    most_s = FLEET_ROWS_MAX // (FLEET_ROWS_PER_S * replicas)
+    if extent.shortest_us > most_s * 1_000_000:
+        raise UsageError(
+            f"instants and pauses of the load alone take {extent.shortest_us / 1e6:,.0f} s, and a run of {replicas} "
+            f"replicas can follow at most {most_s:,} s, because each leaves a row every half second: shorten the "
+            "pauses, raise the rate (or a trace's speedup), or ask for fewer sessions"
+        )
 
 
 def share_of(plan: Iterator[Planned], rank: int, of: int) -> Iterator[Planned]:
@@ -94,11 +165,12 @@ def require_enough(drive: Drive, started: int, streams: Streams) -> None:
     """Stages need as many sessions as they start. Raises UsageError."""
     if not drive.stages:
         return
-    needed = sum(1 for _ in arrivals_us(drive, streams[ARRIVALS]))
+    needed = sum(1 for _ in islice(arrivals_us(drive, streams[ARRIVALS]), SESSIONS_MAX + 1))
     if started < needed:
+        more = "" if needed <= SESSIONS_MAX else "more than "
         raise UsageError(
-            f"the stages start {needed} sessions and the workload has {started}: give it more sessions, or make the "
-            "stages shorter or slower"
+            f"the stages start {more}{min(needed, SESSIONS_MAX)} sessions and the workload has {started}: give it more "
+            "sessions, or make the stages shorter or slower"
         )
 
 

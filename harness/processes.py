@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import http.client
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -36,6 +37,24 @@ POLL_S = 0.05
 STOP_S = 5.0
 """How long a child may take to end after SIGTERM before it is killed."""
 TAIL_LINES = 12
+
+
+FILES_WANTED = (65_536, 10_240)
+"""Open files of a process that serves or sends many streams: a connection is one. The second is macOS' own limit."""
+
+
+def raise_file_limit() -> None:
+    """Takes as many open files as this process may without asking, for itself and for all it starts: shells give 256
+    or 1,024 of them, and a load beyond would look like a router that refuses connections."""
+    for wanted in FILES_WANTED:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if hard != resource.RLIM_INFINITY:
+            wanted = min(wanted, hard)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
 
 
 def _die_with_parent() -> Callable[[], None] | None:
@@ -84,6 +103,8 @@ class Child:
         with contextlib.suppress(psutil.Error):
             self._usage = psutil.Process(self.process.pid)
         self.cpu_s = 0.0
+        self.dismissed = False
+        """Its end is wanted, so that it is no loss."""
 
     @property
     def running(self) -> bool:
@@ -124,19 +145,22 @@ class Child:
 
     def tail(self) -> str:
         """The last lines it printed, for an error message."""
+        return "\n".join(self._printed()[-TAIL_LINES:])
+
+    def _printed(self) -> list[str]:
         try:
-            lines = self.log.read_text("utf-8", "replace").splitlines()
+            return self.log.read_text("utf-8", "replace").splitlines()
         except OSError:
-            return ""
-        return "\n".join(lines[-TAIL_LINES:])
+            return []
 
     def why_ended(self) -> str:
-        """One line: how it ended and, if it could still say so, the last thing it printed."""
+        """One line: how it ended and, if it could still say so, its last error or else the last thing it printed."""
         code = self.exit_code
         if code is not None and code < 0:  # whatever it printed before has nothing to do with the signal
             return f"{self.name} was ended by signal {-code} (log: {self.log})"
-        lines = [line.strip() for line in self.tail().splitlines() if line.strip()]
-        said = f": {lines[-1]}" if lines else ""
+        lines = [line.strip() for line in self._printed() if line.strip()]
+        errors = [line for line in lines if line.startswith("error: ")]  # which others may have followed
+        said = f": {(errors or lines)[-1].removeprefix('error: ')}" if lines else ""
         return f"{self.name} ended with exit code {code}{said} (log: {self.log})"
 
 
@@ -144,6 +168,7 @@ class Children:
     """All processes of one arm; leaving the block stops them, last started first."""
 
     def __init__(self, logs: Path) -> None:
+        raise_file_limit()
         self.logs = logs
         self.logs.mkdir(parents=True, exist_ok=True)
         self._children: list[Child] = []
@@ -176,12 +201,23 @@ class Children:
             child.measure()
 
     def cpu_s(self) -> dict[str, float]:
-        return {child.name: round(child.cpu_s, 3) for child in self._children}
+        """By name; processes that bore one name after each other are added up."""
+        sums: dict[str, float] = {}
+        for child in self._children:
+            sums[child.name] = sums.get(child.name, 0.0) + child.cpu_s
+        return {name: round(total, 3) for name, total in sums.items()}
+
+    def find(self, name: str) -> Child:
+        """The latest of that name. Raises KeyError."""
+        for child in reversed(self._children):
+            if child.name == name:
+                return child
+        raise KeyError(name)
 
     def require_alive(self, *, but: Sequence[Child] = ()) -> None:
-        """Raises ProcessLost for the first child that ended by itself."""
+        """Raises ProcessLost for the first child that ended and was not dismissed."""
         for child in self._children:
-            if child not in but and not child.running:
+            if child not in but and not child.dismissed and not child.running:
                 raise ProcessLost(child.why_ended())
 
 
@@ -209,10 +245,15 @@ def get_json(url: str, timeout_s: float = 2.0) -> Any:
         return {}
 
 
-def post(url: str, timeout_s: float = 2.0) -> None:
-    """A POST without a body, whose answer does not matter. Raises OSError (urllib's errors are OSErrors)."""
-    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=timeout_s) as answer:
-        answer.read()
+def call(method: str, url: str, body: bytes | None = None, *, timeout_s: float = 2.0) -> None:
+    """A request whose answer does not matter unless it is an error. Raises OSError (urllib's errors are OSErrors)."""
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    asked = urllib.request.Request(url, data=body, method=method, headers=headers)
+    try:
+        with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
+            answer.read()
+    except http.client.HTTPException as error:
+        raise OSError(f"what answers there does not speak HTTP ({type(error).__name__})") from error
 
 
 def wait_ready(child: Child, url: str, within_s: float, ready: Callable[[Any], bool] = lambda _: True) -> Any:

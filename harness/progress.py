@@ -22,7 +22,7 @@ PLAIN_LINE_S = 5.0
 
 
 class Reporter(Protocol):
-    """Receives how far the run is; `done` of `total` requests of the present arm."""
+    """Receives how far the run is; `done` of `total` requests of the present arm; `warn` of what cannot wait."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -31,6 +31,7 @@ class Reporter(Protocol):
     def arm(self, number: int, of: int, label: str, total: int) -> None: ...
     def phase(self, name: str) -> None: ...
     def done(self, requests: int) -> None: ...
+    def warn(self, line: str) -> None: ...
 
 
 class _Silent:
@@ -49,6 +50,9 @@ class _Silent:
         pass
 
     def done(self, requests: int) -> None:
+        pass
+
+    def warn(self, line: str) -> None:
         pass
 
 
@@ -87,6 +91,9 @@ class _Bar(_Silent):
     def done(self, requests: int) -> None:
         self._progress.update(self._task, completed=requests)
 
+    def warn(self, line: str) -> None:
+        self._progress.console.print(f"! {line}", highlight=False, markup=False)
+
 
 class _Lines(_Silent):
     def __init__(self, console: Console) -> None:
@@ -100,11 +107,14 @@ class _Lines(_Silent):
 
     def phase(self, name: str) -> None:
         self._phase = name
-        self._say(f"{self._arm}: {name}")
+        self._say(f"{self._arm}: {name}" if self._arm else name)
 
     def done(self, requests: int) -> None:
         if time.monotonic() - self._said >= PLAIN_LINE_S:
             self._say(f"{self._arm}: {self._phase}, {requests} of {self._total} requests")
+
+    def warn(self, line: str) -> None:
+        self._say(f"! {line}")
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()

@@ -13,16 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from mock_engine import Request, RunSequence
+from routers import with_extra_keys
 from workloads import Session, Span, prompt_token_ids, span_text
 
 
 class SpanPrompt:
-    """One prompt; a router sees it through `tokens`, `block_hashes`, `token_ids` and `text`."""
+    """One prompt; a router sees it through `tokens`, `block_hashes`, `token_ids` and `text`.
 
-    def __init__(self, spans: tuple[Span, ...], answer: Span, sequence: RunSequence) -> None:
+    `router_salt` is what the router makes of the sequence's salt; None if it overlooks it.
+    """
+
+    def __init__(
+        self, spans: tuple[Span, ...], answer: Span, sequence: RunSequence, router_salt: str | None = None
+    ) -> None:
         self.spans = spans
         self.answer = answer
         self.sequence = sequence
+        self.router_salt = router_salt
         self._hashes: dict[int, npt.NDArray[np.uint64]] = {}
 
     @property
@@ -37,6 +44,8 @@ class SpanPrompt:
             if block_size != sequence.block_size:
                 sequence = RunSequence(self.spans, self.answer[0], block_size=block_size)
             hashes = self._hashes[block_size] = np.array(sequence.block_contents(), dtype=np.uint64)
+            if self.router_salt is not None and len(hashes):
+                hashes[0] = with_extra_keys(int(hashes[0]), (self.router_salt,))
         return hashes
 
     @cached_property
@@ -55,19 +64,24 @@ class SpanPrompt:
 
 
 class PromptBook:
-    """Makes prompts; a session's next prompt takes over what was already hashed for the one before."""
+    """Makes prompts; a session's next prompt takes over what was already hashed for the one before.
 
-    def __init__(self, block_size: int) -> None:
+    `overlook_salts`: the router takes tokens for all that tells blocks apart.
+    """
+
+    def __init__(self, block_size: int, *, overlook_salts: bool = False) -> None:
         self._block_size = block_size
+        self._overlook_salts = overlook_salts
         self._last: dict[str, RunSequence] = {}
 
     def prompt(self, session: Session, turn: int) -> SpanPrompt:
         spans = session.prompt(turn)
         answer = session.turns[turn].output
         memo = self._last.get(session.session_id)
-        sequence = RunSequence(spans, answer[0], memo, block_size=self._block_size)
+        salt = session.cache_salt
+        sequence = RunSequence(spans, answer[0], memo, block_size=self._block_size, cache_salt=salt)
         self._last[session.session_id] = sequence
-        return SpanPrompt(spans, answer, sequence)
+        return SpanPrompt(spans, answer, sequence, None if self._overlook_salts else salt)
 
     def forget(self, session: Session) -> None:
         """The session has ended; nothing of it is asked again."""

@@ -8,10 +8,13 @@ from typing import Any
 
 import msgspec
 
-from harness.errors import UsageError
+from harness.errors import UsageError, choose_from
+from harness.ingress import OF_ANY_ROUTER, SETUP_KEYS, RouterSetup, overridden
 from harness.peers import PEERS, find_peer
-from routers import Policy, RoutersError, make_policy
+from harness.spread import Spread
+from routers import Policy, RouterFaults, RoutersError, make_policy
 
+NO_ROUTER_FAULTS = RouterFaults()
 ROUTER_NAME = re.compile(r"[\w./][\w.:+/@~-]*")
 
 
@@ -23,6 +26,8 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A policy of ours, when `name` is another word for it."""
     options: dict[str, Any] = {}
     """Options of that policy."""
+    faults: dict[str, Any] = {}
+    """What this router alone does wrong: names as in `[faults]` without their `router_`, on top of those there."""
     preset: str | None = None
     """A real router that routebench knows how to start: `vllm-router`, or with a variant `vllm-router:kv_aware`."""
     args: tuple[str, ...] = ()
@@ -33,6 +38,14 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where a router started by `command` answers 200 when it is ready."""
     url: str | None = None
     """Address of a router that already runs."""
+    ingresses: int | None = None
+    spread: Spread | None = None
+    share_load: bool | None = None
+    share_delay_ms: float | None = None
+    ramp_s: float | None = None
+    metrics_interval_ms: int | None = None
+    prefix_interval_ms: int | None = None
+    """These keys are of the scenario's `[router]`, overridden for this router; see `harness.ingress.RouterSetup`."""
 
     def __post_init__(self) -> None:
         if not ROUTER_NAME.fullmatch(self.name):
@@ -42,10 +55,47 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError(f"router {self.name!r} has {' and '.join(kinds)}: it is one of them, remove the others")
         if self.options and self.foreign:
             raise ValueError(f"router {self.name!r} has options, which policies of ours take: use args, or remove them")
+        if self.faults and self.foreign:
+            raise ValueError(f"router {self.name!r} has faults, which routers of ours commit: remove them")
+        self.faults_over(NO_ROUTER_FAULTS)
         if self.args and not (self.peer or self.command):
             raise ValueError(f"router {self.name!r} has args, which go with preset or command: use options for ours")
         if self.url and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"url = {self.url!r}: give a full address such as 'http://127.0.0.1:8080'")
+
+    def faults_over(self, common: RouterFaults) -> RouterFaults:
+        """This router's faults, `common` being those of all routers. Raises ValueError for one that there is not."""
+        for key in self.faults:
+            if key not in RouterFaults.__struct_fields__:
+                known = choose_from(key, RouterFaults.__struct_fields__)
+                raise ValueError(f"router {self.name!r}: unknown key {key!r} in faults: {known}")
+        try:
+            return msgspec.convert({**msgspec.structs.asdict(common), **self.faults}, RouterFaults)
+        except (RoutersError, msgspec.ValidationError) as error:
+            raise ValueError(f"router {self.name!r}: faults: {error}") from error
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """What it says of itself in place of the scenario's `[router]`."""
+        return {key: value for key in SETUP_KEYS if (value := getattr(self, key)) is not None}
+
+    def setup(self, common: RouterSetup) -> RouterSetup:
+        """How it is run, given the scenario's `[router]`. Raises UsageError."""
+        for key in self.overrides:
+            if self.foreign and key not in OF_ANY_ROUTER:
+                raise UsageError(f"router {self.name!r} has {key}, which only routers of ours know: remove it")
+        try:
+            setup = overridden(common, self.overrides)
+        except ValueError as error:
+            raise UsageError(f"router {self.name!r}: {error}") from error
+        if self.url and setup.ingresses > 1:
+            raise UsageError(
+                f"router {self.name!r} already runs at one address, so {setup.ingresses} ingresses of it cannot be "
+                "started: give it ingresses = 1"
+            )
+        if self.share_delay_ms and not setup.share_load:
+            raise UsageError(f"router {self.name!r} has share_delay_ms and shares no load: set share_load = true, too")
+        return setup
 
     @property
     def peer(self) -> str | None:
@@ -96,11 +146,14 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def resolved(self) -> dict[str, Any]:
         """The entry as a scenario file could hold it."""
         if not self.foreign:
-            return {"name": self.name, "policy": self.policy or self.name, "options": self.options}
+            faults = {"faults": self.faults} if self.faults else {}
+            policy = self.policy or self.name
+            return {"name": self.name, "policy": policy, "options": self.options, **faults, **self.overrides}
         given = msgspec.to_builtins(self)
         kept = (
             ("name", "preset", "args", "command", "url")
             if not self.command
             else ("name", "command", "args", "ready_path")
         )
-        return {key: list(v) if isinstance(v, tuple) else v for key in kept if (v := given[key])}
+        told = {key: list(v) if isinstance(v, tuple) else v for key in kept if (v := given[key])}
+        return {**told, **self.overrides}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,17 +19,19 @@ from rich.console import Console
 
 from harness.arm import Arm, ArmRows, arms_of
 from harness.census import census
+from harness.churn import churn_notes
 from harness.environment import environment
 from harness.errors import HarnessError, OutputError, PolicyError, UsageError
 from harness.expect import judge
 from harness.live import run_live_arm
 from harness.load_health import load_notes, slowest_rate
 from harness.mode_check import require_live, require_simulable
+from harness.parity import check_parity
 from harness.progress import Reporter, reporter
 from harness.scenario import Scenario
 from harness.signals import Interruption
 from harness.sim import Simulation
-from reports import HealthFacts, RunResult, finish_run, mode_comparison, start_run, terminal_table
+from reports import HealthFacts, RunResult, console, finish_run, mode_comparison, start_run, terminal_table
 from routers import RoutersError
 
 Mode = Literal["live", "sim"]
@@ -39,7 +41,7 @@ EXIT_OK, EXIT_UNEXPECTED, EXIT_INVALID, EXIT_INTERRUPTED = 0, 1, 3, 130
 
 def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: bool, quiet: bool) -> int:
     """What `routebench run` does; returns its exit code."""
-    say = Console(highlight=False)
+    say = console()
     if mode != "live":
         require_simulable(scenario)
     if mode != "sim":
@@ -114,6 +116,8 @@ def run_mode(scenario: Scenario, mode: Mode, folder: Path, *, quiet: bool = True
     with Interruption() as interruption:
         try:
             with reporter(Console(stderr=True), quiet=quiet) as progress:
+                if mode == "live":
+                    header["environment"]["parity"] = _parity(scenario, folder / "logs" / "parity", progress)
                 for arm, rows in _run_arms(scenario, mode, folder, progress, interruption):
                     done.append((arm, rows))
                     lost += rows.facts.get("lost", [])
@@ -145,6 +149,15 @@ def _write(scenario: Scenario, folder: Path, header: dict[str, Any], done: list[
             f"the results could not be written to {folder}: {error.strerror or error}; make room or name another "
             f"folder with --out{logs}"
         ) from error
+
+
+def _parity(scenario: Scenario, folder: Path, progress: Reporter) -> list[dict[str, Any]]:
+    """Whether routers and engines speak of the same blocks; a mismatch is said before anything is measured."""
+    found = check_parity(scenario, folder, progress.phase)
+    for one in found:
+        if one.agrees is False:
+            progress.warn(one.said)
+    return [one.to_json() for one in found]
 
 
 def _run_arms(
@@ -202,19 +215,34 @@ def write_results(
             for arm, rows in done
             if rows.ceiling_cached_tokens is not None
         },
-        replicas=scenario.fleet.names,
-        facts=health_facts(scenario, header["mode"], done),
+        replicas=scenario.replica_names,
+        router_samples=[sample for _, rows in done for sample in rows.router],
+        distinct_prompts={
+            (arm.router.name, arm.repeat): rows.distinct_prompts
+            for arm, rows in done
+            if rows.distinct_prompts is not None
+        },
+        facts=health_facts(scenario, header["mode"], done, header["environment"].get("parity", ())),
+        churn=[
+            {"router": arm.router.name, "repeat": arm.repeat, **line}
+            for arm, rows in done
+            for line in rows.facts.get("churn", ())
+        ],
         reports=bool(done),  # a run that did not start has nothing to show but its error
     )
 
 
-def health_facts(scenario: Scenario, mode: Mode, done: list[tuple[Arm, ArmRows]]) -> HealthFacts:
+def health_facts(
+    scenario: Scenario, mode: Mode, done: list[tuple[Arm, ArmRows]], parity: Sequence[Mapping[str, Any]] = ()
+) -> HealthFacts:
     """What the rows cannot tell of a run's health, gathered over its arms."""
     seeds = [arm.workload_seed for arm in arms_of(scenario)]
     per_seed = {seed: census(scenario, seed).requests for seed in set(seeds)}
     asked = sum(per_seed[seed] for seed in seeds)
     rate = slowest_rate((arm, rows.requests) for arm, rows in done)
     notes = tuple(note for arm, rows in done for note in load_notes(arm, rows.requests, rows.facts))
+    notes += tuple(note for arm, rows in done for note in churn_notes(arm.label, rows.facts.get("churn", ())))
+    notes += tuple(one["said"] for one in parity if one["agrees"] is False)
     load: dict[str, Any] = {
         "asked_requests": asked,
         "asked_per_s": rate.asked_per_s if rate else None,

@@ -7,6 +7,7 @@ and workload tables are checked by the rooms they belong to; this module only co
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import tomllib
@@ -17,44 +18,25 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness.churn import ChurnEntry, ChurnEvent, churn_events, names_with_added
 from harness.drive import Load, Stage, unaliased
 from harness.errors import UsageError, choose_from
 from harness.expect import Expectation
 from harness.faults import FaultTable, read_faults
-from harness.planned import check_together, planned, require_enough
+from harness.fleet_table import Fleet
+from harness.ingress import RouterSetup
+from harness.key_errors import explain
+from harness.planned import check_together, extent_of, planned, require_an_end, require_enough
 from harness.router_entry import RouterEntry
 from mock_engine import DEFAULT_BLOCK_SIZE, EngineConfig, MockEngineError, Preset, load_preset
-from workloads import Streams, WorkloadsError, WorkloadTable, make_workload, resolved
+from routers import RouterFaults
+from workloads import WORKLOADS, Streams, WorkloadsError, WorkloadTable, make_workload, resolved
 
 BUILTIN = resources.files("harness") / "scenarios"
 
 
-REPLICAS_MAX = 4096
-"""Far beyond any fleet that somebody compared; a typing error is found before it takes the memory."""
-
-
-class Fleet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which engines the routers under test see."""
-
-    replicas: int = 4
-    """Mock replicas to start, each a process of its own (live) or an engine of its own (sim)."""
-    urls: tuple[str, ...] = ()
-    """Engines that already run, used instead of starting mocks; live only."""
-
-    def __post_init__(self) -> None:
-        if self.replicas > REPLICAS_MAX:
-            raise ValueError(f"replicas = {self.replicas}: at most {REPLICAS_MAX} can be simulated")
-        if self.replicas < 1:
-            raise ValueError(f"replicas = {self.replicas}: a fleet needs at least 1 replica")
-        for url in self.urls:
-            if not url.startswith(("http://", "https://")):
-                raise ValueError(f"urls has {url!r}: give a full address such as 'http://127.0.0.1:8000'")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"r{i}" for i in range(len(self.urls) or self.replicas))
-
-
+REPEATS_MAX = 1000
+"""More intervals than anybody needs; all arms are planned before the first begins."""
 SCENARIO_NAME = re.compile(r"[^\W_][\w .+-]{0,79}")
 
 
@@ -70,6 +52,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fleet: Fleet = Fleet()
     engine: dict[str, Any] = {}
     load: Load = Load()
+    router: RouterSetup = RouterSetup()
+    churn: tuple[ChurnEntry, ...] = ()
     faults: dict[str, Any] = {}
     slo: dict[str, float] = {}
     expect: tuple[Expectation, ...] = ()
@@ -82,8 +66,8 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: give a whole number from 0 to {2**31 - 1}")
-        if self.repeats < 1:
-            raise ValueError(f"repeats = {self.repeats}: at least 1 is needed")
+        if not 1 <= self.repeats <= REPEATS_MAX:
+            raise ValueError(f"repeats = {self.repeats}: give a whole number from 1 to {REPEATS_MAX}")
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +87,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     slo: dict[str, float]
     expect: tuple[Expectation, ...] = ()
     faults: FaultTable = FaultTable()
+    router: RouterSetup = RouterSetup()
+    churn_table: tuple[ChurnEntry, ...] = ()
+    churn: tuple[ChurnEvent, ...] = ()
+    """What the table says, event by event."""
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -119,6 +107,15 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         """Asking an answer for its token ids makes some real routers see no prefix; then no arm of the run asks."""
         return "first" if all(entry.may_ask_for_ids for entry in self.routers) else "none"
 
+    def router_faults(self, entry: RouterEntry) -> RouterFaults:
+        """What a router of this scenario does wrong."""
+        return entry.faults_over(self.faults.router)
+
+    @property
+    def replica_names(self) -> tuple[str, ...]:
+        """Every replica that is ever there."""
+        return names_with_added(self.fleet.names, self.churn)
+
     def make_workload(self) -> WorkloadTable:
         return make_workload(self.workload_table)
 
@@ -134,13 +131,17 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             "engine": {"preset": self.preset_ref, **msgspec.to_builtins(self.engine)},
             "workload": self.workload_table,
             "load": msgspec.to_builtins(self.load),
+            "router": msgspec.to_builtins(self.router),
+            "churn": [_given(entry) for entry in self.churn_table],
             "faults": self.faults.to_table(),
             "slo": dict(self.slo),
-            "expect": [
-                {key: value for key, value in msgspec.to_builtins(e).items() if value not in (None, [], ())}
-                for e in self.expect
-            ],
+            "expect": [_given(expectation) for expectation in self.expect],
         }
+
+
+def _given(entry: msgspec.Struct) -> dict[str, Any]:
+    """An entry of a list as a file could hold it."""
+    return {key: value for key, value in msgspec.to_builtins(entry).items() if value not in (None, [], ())}
 
 
 def builtin_names() -> list[str]:
@@ -185,7 +186,7 @@ def load_scenario(
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from error
     for override in overrides:
-        _apply_override(table, override)
+        apply_override(table, override)
     if routers:
         table["routers"] = list(routers)
         table.pop("expect", None)  # what was expected is about the scenario's own routers
@@ -204,6 +205,11 @@ def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from error
     engine, preset, preset_ref = _engine(file.engine, where)
+    try:
+        churn = churn_events(file.churn, file.fleet.names)
+        faults = read_faults(file.faults, names_with_added(file.fleet.names, churn))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
     scenario = Scenario(
         name=file.name,
         about=file.about,
@@ -218,7 +224,10 @@ def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
         load=file.load,
         slo=_slo(file.slo, where),
         expect=file.expect,
-        faults=_faults(file, where),
+        faults=faults,
+        router=file.router,
+        churn_table=file.churn,
+        churn=churn,
     )
     _check_together(scenario, where)
     return scenario
@@ -232,10 +241,12 @@ def _convert(table: Mapping[str, Any], where: str) -> _File:
     try:
         return msgspec.convert(dict(table), _File)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {_explain(str(error))}") from error
+        workload = table.get("workload")
+        kind = WORKLOADS.get(str(workload.get("kind"))) if isinstance(workload, Mapping) else None
+        places = {**_PLACES, **({".workload": kind} if kind else {})}
+        raise UsageError(f"{where}: {explain(str(error), places)}") from error
 
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.+?)`(?: - at `\$(?P<path>.*)`)?$")
 _PLACES: dict[str, type[msgspec.Struct]] = {
     "": _File,
     ".fleet": Fleet,
@@ -243,19 +254,10 @@ _PLACES: dict[str, type[msgspec.Struct]] = {
     ".load.stages[...]": Stage,
     ".routers[...]": RouterEntry,
     ".expect[...]": Expectation,
+    ".router": RouterSetup,
+    ".engine": EngineConfig,
+    ".churn[...]": ChurnEntry,
 }
-
-
-def _explain(message: str) -> str:
-    """msgspec's message as one that names the key and the mend."""
-    unknown = _UNKNOWN.match(message)
-    if unknown:
-        place = unknown["path"] or ""
-        struct = _PLACES.get(place)
-        table = place.strip(".") or "the top level"
-        mend = choose_from(unknown["key"], struct.__struct_fields__) if struct else "remove it"
-        return f"unknown key {unknown['key']!r} in {table}: {mend}"
-    return message.replace(" - at `$.", " (key ").replace("`", "") + (")" if " - at `$." in message else "")
 
 
 def _routers(file: _File, where: str) -> Sequence[str | RouterEntry]:
@@ -297,7 +299,7 @@ def _engine(table: dict[str, Any], where: str) -> tuple[EngineConfig, Preset, st
             fields.setdefault("num_gpu_blocks", preset.blocks_of(block_size))
         return EngineConfig.from_mapping(fields), preset, ref
     except MockEngineError as error:
-        raise UsageError(f"{where}: engine: {error}") from error
+        raise UsageError(f"{where}: engine: {explain(str(error).removeprefix('engine options: '), {})}") from error
 
 
 def _workload(table: dict[str, Any], where: str) -> dict[str, Any]:
@@ -310,31 +312,24 @@ def _workload(table: dict[str, Any], where: str) -> dict[str, Any]:
 SLO_KEYS = ("ttft_ms", "tpot_ms", "e2e_ms")
 
 
-def _faults(file: _File, where: str) -> FaultTable:
-    try:
-        return read_faults(file.faults, file.fleet.names)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-
-
 def _slo(slo: dict[str, float], where: str) -> dict[str, float]:
     for key, bound in slo.items():
         if key not in SLO_KEYS:
             raise UsageError(f"{where}: unknown key {key!r} in slo: {choose_from(key, SLO_KEYS)}")
-        if bound <= 0:
+        if not 0 < bound < math.inf:
             raise UsageError(f"{where}: slo.{key} = {bound}: a bound is a time above 0 ms")
     return dict(slo)
 
 
 def _check_together(scenario: Scenario, where: str) -> None:
     """What no single table can know."""
-    workload, longest, started = scenario.make_workload(), 0, 0
+    workload, load = scenario.make_workload(), scenario.load
     try:
-        check_together(workload, scenario.load, scenario.load.processes)
-        for _, session, _ in planned(workload, scenario.load, Streams(scenario.seed)):
-            longest = max(longest, session.total_tokens)
-            started += session.waits_for_a_slot
-        require_enough(scenario.load, started, Streams(scenario.seed))
+        check_together(workload, load, load.processes)
+        slots = load.concurrency if load.driver == "sessions" else None
+        extent = extent_of(planned(workload, load, Streams(scenario.seed)), slots)
+        require_an_end(extent, len(scenario.fleet.names))
+        require_enough(load, extent.waiting_for_slots, Streams(scenario.seed))
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from error
     except (WorkloadsError, ArithmeticError, MemoryError) as error:
@@ -342,6 +337,7 @@ def _check_together(scenario: Scenario, where: str) -> None:
         raise UsageError(
             f"{where}: the workload cannot be drawn: {why}; look for a number out of all proportion"
         ) from error
+    longest = extent.longest_tokens
     if longest > scenario.engine.max_model_len:
         raise UsageError(
             f"{where}: the longest session grows to {longest} tokens and engine.max_model_len is "
@@ -360,16 +356,23 @@ def _check_together(scenario: Scenario, where: str) -> None:
                 f"{where}: the expectation {expectation.that!r} speaks of router {name!r}, which does not run here: "
                 f"choose one of {', '.join(entry.name for entry in scenario.routers)}"
             )
+    shared = False
     for entry in scenario.routers:
         try:
+            shared |= entry.setup(scenario.router).exchanges
             entry.check_api(scenario.load.api)
             if not entry.foreign:
                 entry.build(random.Random(0), scenario.engine.block_size)
         except UsageError as error:
             raise UsageError(f"{where}: {error}") from error
+    if scenario.router.share_load and not shared:
+        raise UsageError(f"{where}: router.share_load = true and nobody to share with: set router.ingresses = 2, too")
+    if scenario.router.share_delay_ms and not shared:
+        raise UsageError(f"{where}: router.share_delay_ms delays nothing: set router.share_load = true, too")
 
 
-def _apply_override(table: dict[str, Any], override: str) -> None:
+def apply_override(table: dict[str, Any], override: str) -> None:
+    """Sets one `key=value` in a table, dots leading into its tables. Raises UsageError."""
     key, equals, value = override.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")) or "\n" in override:

@@ -26,6 +26,10 @@ class Due(NamedTuple):
     due_us: int
     """When it was due by the plan; later than that is lag."""
     phase: str
+    number: int
+    """The session's place in the workload."""
+    ready_us: int
+    """When it could have gone, had there been no cap on requests."""
 
 
 class Cut(NamedTuple):
@@ -35,6 +39,7 @@ class Cut(NamedTuple):
     turn: int
     phase: str
     why: str
+    number: int
 
 
 class _Talk:
@@ -296,18 +301,21 @@ class Schedule:
         return max(due_us, self._free[0]) if self._free else None
 
     def _release(self) -> Due:
-        due_us, _, talk, index = heapq.heappop(self._ready)
-        since = talk.reserved
+        ready_us, _, talk, index = heapq.heappop(self._ready)
+        due_us, since = ready_us, talk.reserved
+        if since is not None:
+            ready_us = min(due_us, self._gate_us)  # a session that only waited for a slot could have come at once
         talk.reserved = None
         if since is None and self._drive.driver != "sessions" and self._drive.concurrency is not None:
             since = heapq.heappop(self._free)
         if since is not None and self._drive.driver == "requests":
             due_us = max(due_us, since)  # a closed loop is due when it may go; an open one is late until it goes
         self.in_flight += 1
-        return Due(talk.session, index, due_us, self._phase(talk, due_us))
+        return Due(talk.session, index, due_us, self._phase(talk, due_us), talk.number, ready_us)
 
     def _phase(self, talk: _Talk, due_us: int) -> str:
-        early = due_us - self._start_us < round(self._drive.warmup_s * 1e6)
+        """A ramp is no steady load, so what is due in it is warm-up too."""
+        early = due_us - self._start_us < round(max(self._drive.warmup_s, self._drive.ramp_s) * 1e6)
         return "warmup" if early or talk.number < self._drive.warmup_sessions else "steady"
 
     def _give_back(self, now_us: int) -> None:
@@ -341,7 +349,7 @@ class Schedule:
             talk.reserved = None
         if turn < len(talk.session.turns):
             phase = "warmup" if talk.number < self._drive.warmup_sessions else "steady"
-            self._cuts.append(Cut(talk.session, turn, phase, why))
+            self._cuts.append(Cut(talk.session, turn, phase, why, talk.number))
 
     def _leave(self, talk: _Talk, now_us: int) -> None:
         """A session is over, one way or the other."""

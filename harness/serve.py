@@ -11,9 +11,9 @@ from types import FrameType
 
 from rich.console import Console
 
-from harness.arm import ROUTER_SEED_STREAM, Arm
+from harness.arm import Arm
 from harness.errors import ProcessLost, StartError, UsageError
-from harness.fleet import HOST, ReplicaAddress, start_replicas, start_router
+from harness.fleet import HOST, ReplicaAddress, start_ingresses, start_replicas
 from harness.processes import Children
 from harness.scenario import Scenario
 
@@ -30,9 +30,9 @@ def _on_term(number: int, frame: FrameType | None) -> None:
 
 def serve_command(scenario: Scenario, *, port: int | None) -> int:
     """Serves until Ctrl-C or SIGTERM (exit code 0). Raises StartError if a process ends by itself."""
-    if port is not None:
-        require_free(port)
     entry = scenario.routers[0]
+    for each in range(port, port + entry.setup(scenario.router).ingresses) if port is not None else ():
+        require_free(each)
     if entry.url:
         raise UsageError(
             f"router {entry.name!r} already runs at {entry.url}: serve starts routers of ours, name one "
@@ -47,17 +47,8 @@ def serve_command(scenario: Scenario, *, port: int | None) -> int:
             folder = Path(logs)
             say.print(f"starting {len(scenario.fleet.names)} replicas and router {entry.name} ...")
             replicas = start_replicas(children, scenario, epoch_ns=epoch_ns, seed_for=arm.seed_for, log_dir=folder)
-            url = start_router(
-                children,
-                entry,
-                scenario,
-                replicas,
-                epoch_ns=epoch_ns,
-                seed=arm.seed_for(ROUTER_SEED_STREAM),
-                log_file=folder / "router.jsonl",
-                port=port,
-            )
-            _print_addresses(say, scenario, url, replicas)
+            ingresses = start_ingresses(children, arm, replicas, epoch_ns=epoch_ns, log_dir=folder, port=port)
+            _print_addresses(say, scenario, list(ingresses.values()), replicas)
             while True:
                 children.require_alive()
                 time.sleep(POLL_S)
@@ -83,8 +74,10 @@ def require_free(port: int, host: str = HOST) -> None:
             ) from error
 
 
-def _print_addresses(say: Console, scenario: Scenario, url: str, replicas: list[ReplicaAddress]) -> None:
-    say.print(f"router    {scenario.routers[0].name}: {url}  (state: {url}/router/state)")
+def _print_addresses(say: Console, scenario: Scenario, urls: list[str], replicas: list[ReplicaAddress]) -> None:
+    url = urls[0]
+    for each in urls:
+        say.print(f"router    {scenario.routers[0].name}: {each}  (state: {each}/router/state)")
     for replica in replicas:
         events = f", KV events {replica.kv_events}" if replica.kv_events else ""
         say.print(f"replica   {replica.name}: {replica.url}{events}")

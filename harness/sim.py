@@ -8,33 +8,33 @@ then it jumps there at once; so the cost grows with requests and blocks, not wit
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness.arm import ROUTER_SEED_STREAM, Arm, ArmRows, row_order
-from harness.ceiling import ceiling_cached_tokens
-from harness.faults import EventTrouble
+from harness.arm import Arm, ArmRows, row_order
+from harness.ceiling import ceiling_of
 from harness.planned import planned
 from harness.prompts import PromptBook
+from harness.router_samples import sample_of
 from harness.schedule import Due, Schedule
-from harness.sim_caches import CacheView, SimOracle
-from harness.sim_order import ARRIVE, ENTER, KV, POLL, SAMPLE, TOKEN
+from harness.sim_caches import SimOracle
+from harness.sim_churn import SimChurn
+from harness.sim_clock import SimClock
+from harness.sim_health import SimHealth
+from harness.sim_order import ARRIVE, CHURN, ENTER, POLL, SAMPLE, TOKEN
 from harness.sim_request import SimRequest
-from harness.sim_signals import gauges, polls_us, router_event
-from harness.token_times import Jump
-from mock_engine import Engine, RequestError, Run, Step
-from mock_engine import KvEvent as EngineEvent
-from routers import Router, Signal, TurnView, faulty_prompt
+from harness.sim_routers import SimRouters
+from harness.sim_shown import SimShown
+from harness.sim_signals import gauges
+from harness.spread import ingress_name, ingress_of
+from mock_engine import Engine, RequestError
+from routers import RETRIES_MAX, Decision, NoReplica, Signal, TurnView, faulty_prompt
 from workloads import Session, Streams
 
 SAMPLE_US = 500_000
 """Spacing of fleet samples, as `fleet.parquet` defines it."""
-_COUNTERS = ("hit_tokens", "query_tokens", "evicted_blocks", "preemptions")
-_GAUGES = ("running", "waiting", "used_blocks", "active_decode_blocks")
 
 
 class Simulation:
@@ -48,171 +48,70 @@ class Simulation:
     ) -> None:
         scenario = arm.scenario
         self._arm = arm
-        cost = scenario.preset.cost
-        self._fixed_us = cost.request_fixed_us
+        self._fixed_us = scenario.preset.cost.request_fixed_us
         self._on_done = on_done
-        policy = arm.router.build(random.Random(arm.seed_for(ROUTER_SEED_STREAM)), scenario.engine.block_size)
-        self._router = Router(policy, scenario.fleet.names, faults=scenario.faults.router)
-        self._trouble = {
-            name: EventTrouble(scenario.faults.engine, Streams(arm.workload_seed)[f"faults.{name}"])
-            for name in scenario.fleet.names
-            if not scenario.faults.replicas or name in scenario.faults.replicas
-        }
-        needs = policy.needs
-        self._hears_events = Signal.KV_EVENTS in needs
-        self._caches: dict[str, CacheView] = {}
+        self._setup = arm.setup
+        self._router_faults = scenario.router_faults(arm.router)
+        self.routers = SimRouters(arm)
+        needs = self.routers.needs
+        self._clock = SimClock()
+        self._requests: dict[str, SimRequest] = {}
+        self._shown = SimShown(arm, self._clock, self.routers, self._requests, make_engine, self._finish)
+        self._fleet = self._shown.fleet
         self._oracle: SimOracle | None = None
-        if Signal.ORACLE in needs or Signal.REPORTED_PREFIXES in needs:
-            self._caches = {name: CacheView(scenario.engine.block_size) for name in scenario.fleet.names}
         if Signal.ORACLE in needs:
-            self._oracle = SimOracle(scenario.engine, cost, self._caches)
-            self._router.policy.consult(self._oracle)  # type: ignore[attr-defined]  # asked for by the signal
-        self._report_form = getattr(getattr(policy, "options", None), "report", "top-k")
-        self._wants_progress = self._router.wants_progress
-        self._engines = {
-            name: make_engine(scenario.engine, cost=cost, rng=random.Random(arm.seed_for(f"engine.{name}")))
-            for name in scenario.fleet.names
-        }
-        self._next_us: dict[str, int | None] = dict.fromkeys(self._engines)
-        self._soonest: list[tuple[int, int, str]] = []
-        """(instant at which an engine shows something, place of the engine, its name); stale ones stay until met."""
-        self._places = {name: place for place, name in enumerate(self._engines)}
-        self._book = PromptBook(scenario.engine.block_size)
+            self._oracle = SimOracle(scenario.engine, scenario.preset.cost, self._fleet.caches)
+            for policy in self.routers.policies:
+                policy.consult(self._oracle)  # type: ignore[attr-defined]  # asked for by the signal
+        self._report_form = getattr(getattr(self.routers.policies[0], "options", None), "report", "top-k")
+        self._book = PromptBook(scenario.engine.block_size, overlook_salts=self._router_faults.ignore_extra_keys)
         workload = scenario.make_workload()
         plan = planned(workload, scenario.load, Streams(arm.workload_seed))
         self._schedule = Schedule(workload, scenario.load, plan)
         self._armed_us: int | None = None
         self._limit_us = round(scenario.load.request_timeout_s * 1e6)
         self._limits: deque[tuple[int, str]] = deque()
-        self._polls_us = polls_us(needs)
-        self._heap: list[tuple[int, int, int, Callable[[], None]]] = []
-        self._order = 0
-        self._now = 0
-        self._requests: dict[str, SimRequest] = {}
+        self._polls_us = {signal: us for signal, us in self._setup.polls_us().items() if signal in needs}
         self._rows = ArmRows()
         self._syncs = {"done": 0, "refused": 0}
         """Cache resets asked of engines."""
-        self._last_sample: dict[str, tuple[int, int]] = dict.fromkeys(self._engines, (0, 0))
+        self._health = SimHealth(self.routers, self._shown, self._clock, self._busy)
+        self._churn = SimChurn(scenario.churn, self._shown, self.routers, self, self._clock)
 
     def run(self) -> ArmRows:
         """Runs the arm to its end and returns its rows."""
         self._schedule.open_slots()
         self._arm_schedule()
-        self._at(0, SAMPLE, self._sample)
+        self._clock.at(0, SAMPLE, self._sample)
         for signal in self._polls_us:
-            self._at(0, POLL, partial(self._poll, signal))
+            self._clock.at(0, POLL, partial(self._poll, signal))
+        for number, event in enumerate(self._arm.scenario.churn):
+            self._clock.at(event.at_us, CHURN, partial(self._come_or_go, number))
         while self._step():
             pass
         self._schedule.stop("nothing that it waits for was under way")
         self._list_cuts()
         self._rows.requests.sort(key=row_order)
-        self._rows.ceiling_cached_tokens = ceiling_cached_tokens(self._arm, self._rows.requests)
+        ceiling = ceiling_of(self._arm, self._rows.requests)
+        self._rows.ceiling_cached_tokens, self._rows.distinct_prompts = ceiling
         self._rows.facts["weight_syncs"] = self._syncs
+        self._rows.facts["churn"] = self._churn.record
         return self._rows
 
-    # ---- the kernel -------------------------------------------------------------------------------------------
-
-    def _at(self, instant_us: int, kind: int, action: Callable[[], None]) -> None:
-        self._order += 1
-        heapq.heappush(self._heap, (instant_us, kind, self._order, action))
+    def so_far(self) -> tuple[int, ArmRows]:
+        """(the instant, the rows until then) of an arm that is still running or was broken off."""
+        return self._clock.now_us, self._rows
 
     def _step(self) -> bool:
         """Goes to the next instant at which anything happens. False when nothing will."""
-        while self._soonest and self._next_us[self._soonest[0][2]] != self._soonest[0][0]:
-            heapq.heappop(self._soonest)
-        if self._soonest and (not self._heap or self._soonest[0][0] <= self._heap[0][0]):
-            self._advance(self._soonest[0][2], self._soonest[0][0])
-            return True
-        if not self._heap:
+        soonest, next_us = self._fleet.soonest(), self._clock.next_us
+        if soonest is not None and (next_us is None or soonest[0] <= next_us):
+            self._fleet.advance(soonest[1], soonest[0])
+        elif next_us is not None:
+            self._clock.go()
+        else:
             return False
-        self._pop()
         return True
-
-    def _pop(self) -> None:
-        instant, _, _, action = heapq.heappop(self._heap)
-        self._now = max(self._now, instant)
-        action()
-
-    def _advance(self, name: str, horizon_us: int) -> None:
-        """Runs one engine up to an instant; what it did is filed under the instants at which it shows."""
-        engine = self._engines[name]
-        for done in engine.run_until(horizon_us):
-            if isinstance(done, Run):
-                self._file_run(name, done)
-            else:
-                self._file_step(name, done)
-        self._note_next(name)
-
-    def _note_next(self, name: str) -> None:
-        instant = self._engines[name].next_us()
-        if instant != self._next_us[name]:
-            self._next_us[name] = instant
-            if instant is not None:
-                heapq.heappush(self._soonest, (instant, self._places[name], name))
-
-    def _advance_all(self) -> None:
-        """Brings every engine to now, then delivers what has shown by now and would come before an arrival."""
-        for name in self._engines:
-            self._advance(name, self._now)
-        while self._heap and self._heap[0][:2] < (self._now, ENTER):
-            self._pop()
-
-    # ---- what engines show ------------------------------------------------------------------------------------
-
-    def _file_run(self, name: str, run: Run) -> None:
-        jump = Jump(run)
-        for request_id in run.outputs:
-            self._requests[request_id].times.add_jump(jump)
-        for _, ends_us, events in run.kv_events:
-            self._file_events(name, ends_us, events)
-        if self._wants_progress:
-            self._file_progress(run.outputs, run.ends_us)
-
-    def _file_step(self, name: str, step: Step) -> None:
-        self._file_events(name, step.ends_us, step.kv_events)
-        for admission in step.admitted:
-            row = self._requests[admission.request_id].row
-            if row["admitted_us"] is None:
-                row["admitted_us"] = admission.at_us
-                row["cached_tokens"] = admission.cached_tokens
-        for request_id in step.outputs:
-            request = self._requests[request_id]
-            request.times.add(step.ends_us)
-            if not request.first_seen:
-                request.first_seen = True
-                self._at(step.ends_us, TOKEN, partial(self._first_token, request_id))
-        if self._wants_progress:
-            self._file_progress(step.outputs, step.ends_us)
-        for finish in step.finished:
-            self._at(step.ends_us, TOKEN, partial(self._finish, finish.request_id))
-
-    def _file_events(self, name: str, instant_us: int, events: tuple[EngineEvent, ...]) -> None:
-        if not events:
-            return
-        if self._hears_events:
-            trouble = self._trouble.get(name)
-            arrives, hole = trouble.take() if trouble else (True, False)
-            heard_us = instant_us + (trouble.delay_us if trouble else 0)
-            if hole:
-                self._at(heard_us, KV, lambda: self._router.event_gap(name, self._now))
-            if arrives:
-                heard = tuple(router_event(event) for event in events)
-                self._at(heard_us, KV, lambda: self._router.kv_events(name, heard, self._now))
-        if self._caches:
-            self._at(instant_us, KV, lambda: self._caches[name].observe(events))
-
-    def _file_progress(self, outputs: tuple[str, ...], instant_us: int) -> None:
-        for request_id in outputs:
-            count = self._requests[request_id].times.count
-            self._at(instant_us, TOKEN, partial(self._progress, request_id, count))
-
-    def _first_token(self, request_id: str) -> None:
-        if request_id in self._requests:
-            self._router.first_token(request_id, self._now)
-
-    def _progress(self, request_id: str, count: int) -> None:
-        if request_id in self._requests:
-            self._router.progress(request_id, count, self._now)
 
     # ---- turns ------------------------------------------------------------------------------------------------
 
@@ -220,17 +119,17 @@ class Simulation:
         """Comes back when the schedule has something, unless it is already to come back earlier."""
         instant = self._schedule.next_us()
         if instant is not None:
-            instant = max(instant, self._now)
+            instant = max(instant, self._clock.now_us)
             if self._armed_us is None or instant < self._armed_us:
                 self._armed_us = instant
-                self._at(instant, ARRIVE, partial(self._send, instant))
+                self._clock.at(instant, ARRIVE, partial(self._send, instant))
 
     def _send(self, armed_us: int) -> None:
         if armed_us != self._armed_us:
             return  # an earlier one came after this was set
         self._armed_us = None
         if not self._schedule.stopped:
-            for due in self._schedule.take(self._now):
+            for due in self._schedule.take(self._clock.now_us):
                 self._arrive(due)
             for _ in self._schedule.syncs():
                 self._sync_weights()
@@ -241,8 +140,8 @@ class Simulation:
 
     def _arrive(self, due: Due) -> None:
         session, turn = due.session, due.turn
-        if self._hears_events or self._wants_progress or self._oracle is not None:
-            self._advance_all()
+        if self._shown.follows_engines or self._oracle is not None:
+            self._shown.catch_up()
         prompt = self._book.prompt(session, turn)
         if self._oracle is not None:
             self._oracle.asking(prompt)
@@ -250,71 +149,119 @@ class Simulation:
         view = TurnView(
             request_id=request_id,
             session_id=session.session_id,
-            prompt=faulty_prompt(prompt, self._arm.scenario.faults.router),
+            prompt=faulty_prompt(prompt, self._router_faults),
             max_tokens=session.turns[turn].output[1],
         )
-        decision = self._router.route(view, self._now)
         row = {
-            **self._identity(session, turn, due.phase),
-            "replica": decision.replica,
-            "reason": decision.reason,
+            **self._identity(session, turn, due.phase, due.number),
+            "replica": None,
+            "reason": None,
+            "ready_us": due.ready_us,
             "scheduled_us": due.due_us,
-            "sent_us": self._now,
+            "sent_us": self._clock.now_us,
             "admitted_us": None,
             "cached_tokens": None,
             "prompt_tokens": prompt.tokens,
             "token_source": "engine",
-            "believed_hit_tokens": decision.believed_hit_tokens,
+            "believed_hit_tokens": None,
         }
-        self._requests[request_id] = SimRequest(session, turn, prompt, row)
+        place = ingress_of(self._setup.spread, due.number, turn, self._setup.ingresses)
+        self._requests[request_id] = SimRequest(session, turn, prompt, view, place, row)
         if not self._limits:
-            self._at(self._now + self._limit_us, TOKEN, self._check_limits)
-        self._limits.append((self._now + self._limit_us, request_id))
-        self._at(self._now + self._fixed_us, ENTER, lambda: self._enter(request_id, decision.replica))
+            self._clock.at(self._clock.now_us + self._limit_us, TOKEN, self._check_limits)
+        self._limits.append((self._clock.now_us + self._limit_us, request_id))
+        self._submit(request_id)
 
-    def _enter(self, request_id: str, replica: str) -> None:
+    # ---- placing ------------------------------------------------------------------------------------------------
+
+    def _submit(self, request_id: str) -> None:
+        request = self._requests[request_id]
+        placed = partial(self._placed, request_id)
+        try:
+            self.routers.submit(request.ingress, request.view, self._clock.now_us, placed, exclude=request.tried)
+        except NoReplica as error:
+            self._turn_away(request_id, f"HTTP 503: router: {error}")
+
+    def _placed(self, request_id: str, found: Decision | NoReplica) -> None:
+        """A router has decided, at once or after it held the turn back."""
+        if isinstance(found, NoReplica):
+            self._turn_away(request_id, f"HTTP 503: router: {found}")
+            return
+        request = self._requests[request_id]
+        request.row["replica"], request.row["reason"] = found.replica, found.reason
+        request.row["believed_hit_tokens"] = found.believed_hit_tokens
+        if self._clock.now_us > request.row["sent_us"]:
+            request.row["routed_us"] = self._clock.now_us
+        due_us = self._clock.now_us + (self._fixed_us if found.replica in self._fleet else 0)
+        self._clock.at(due_us, ENTER, partial(self._enter, request_id, found.replica, len(request.tried)))
+
+    def _send_elsewhere(self, request_id: str, replica: str, why: str) -> None:
+        """A replica took no connection, or broke it before it answered: our proxy tries others, each once."""
+        request = self._requests[request_id]
+        self._health.broken(request.ingress, replica)
+        self.routers.failed(request.ingress, request_id, self._clock.now_us)
+        request.tried |= {replica}
+        if len(request.tried) > RETRIES_MAX or not self.routers.others_than(
+            request.ingress, request.tried, self._clock.now_us
+        ):
+            self._turn_away(request_id, f"HTTP 502: router: replica {replica} failed: {why}")
+        else:
+            self._submit(request_id)
+
+    def _turn_away(self, request_id: str, text: str) -> None:
+        """The router itself answers with an error; it holds nothing of the request any more."""
+        request = self._requests.pop(request_id)
+        self._rows.requests.append(request.answer(self._clock.now_us, "error", "router", text))
+        self._ended(request, ok=False, why=f"turn {request.turn} of the session ended as error")
+
+    def _enter(self, request_id: str, replica: str, attempt: int) -> None:
         request = self._requests.get(request_id)
-        if request is None:
-            return  # cancelled on the way
-        self._advance(replica, self._now)
+        if request is None or len(request.tried) != attempt:
+            return  # cancelled on the way, or sent elsewhere
+        if replica not in self._fleet:
+            self._send_elsewhere(request_id, replica, "no connection")
+            return
+        self._health.answered(request.ingress, replica)
+        self._fleet.advance(replica, self._clock.now_us)
         request.entered = True
         try:
-            self._engines[replica].submit(request.prompt.engine_request(request_id), self._now)
+            self._fleet[replica].submit(request.prompt.engine_request(request_id), self._clock.now_us)
         except RequestError as error:
             self._refuse(request_id, error)
-        self._note_next(replica)
+        self._fleet.note_next(replica)
+
+    # ---- ends ---------------------------------------------------------------------------------------------------
 
     def _refuse(self, request_id: str, error: RequestError) -> None:
         """An engine's refusal ends the session."""
-        request = self._requests.pop(request_id)
-        self._router.failed(request_id, self._now)
         status = "4xx" if error.status < 500 else "5xx"
-        text = f"HTTP {error.status}: {error.message}"
-        self._rows.requests.append(request.answer(self._now, "error", f"engine_{status}", text))
-        self._ended(request, ok=False, why=f"turn {request.turn} of the session ended as error")
+        self._fail(request_id, "error", f"engine_{status}", f"HTTP {error.status}: {error.message}")
 
     def _break_off(self, request_id: str, status: str, error_class: str, text: str) -> None:
         """Ends a request from outside; what came until now stays in its row."""
         request = self._requests[request_id]
-        replica = request.row["replica"]
         if request.entered:
-            self._advance(replica, self._now)
-            self._engines[replica].abort(request_id, self._now)
-            self._note_next(replica)
-        del self._requests[request_id]
-        self._router.failed(request_id, self._now)
-        self._rows.requests.append(request.answer(self._now, status, error_class, text))
+            replica = request.row["replica"]
+            self._fleet.advance(replica, self._clock.now_us)
+            self._fleet[replica].abort(request_id, self._clock.now_us)
+            self._fleet.note_next(replica)
+        self._fail(request_id, status, error_class, text)
+
+    def _fail(self, request_id: str, status: str, error_class: str, text: str) -> None:
+        request = self._requests.pop(request_id)
+        self.routers.failed(request.ingress, request_id, self._clock.now_us)
+        self._rows.requests.append(request.answer(self._clock.now_us, status, error_class, text))
         self._ended(request, ok=False, why=f"turn {request.turn} of the session ended as {status}")
 
     def _check_limits(self) -> None:
         """Breaks off what has no end within its time; comes back when the next one could be."""
-        while self._limits and (self._limits[0][0] <= self._now or self._limits[0][1] not in self._requests):
+        while self._limits and (self._limits[0][0] <= self._clock.now_us or self._limits[0][1] not in self._requests):
             _, request_id = self._limits.popleft()
             if request_id in self._requests:
                 text = f"no end within {self._limit_us / 1e6:g} s"
                 self._break_off(request_id, "incomplete", "timeout", text)
         if self._limits:
-            self._at(self._limits[0][0], TOKEN, self._check_limits)
+            self._clock.at(self._limits[0][0], TOKEN, self._check_limits)
 
     def _cancel_all(self) -> None:
         drain_s = self._arm.scenario.load.drain_s
@@ -325,23 +272,23 @@ class Simulation:
 
     def _sync_weights(self) -> None:
         """New weights make what is cached worthless; an engine that works refuses to forget it."""
-        for name, engine in self._engines.items():
-            self._advance(name, self._now)
+        for name, engine in self._fleet:
+            self._fleet.advance(name, self._clock.now_us)
             self._syncs["done" if engine.reset_prefix_cache() else "refused"] += 1
-        self._schedule.synced(self._now)
+        self._schedule.synced(self._clock.now_us)
 
     def _list_cuts(self) -> None:
         for cut in self._schedule.cuts():
             for turn in cut.session.turns[cut.turn :]:
                 fate = {"status": "cancelled", "error_class": "cut", "error": f"not sent: {cut.why}"}
-                self._rows.requests.append({**self._identity(cut.session, turn.index, cut.phase), **fate})
+                self._rows.requests.append({**self._identity(cut.session, turn.index, cut.phase, cut.number), **fate})
 
-    def _identity(self, session: Session, turn: int, phase: str) -> dict[str, Any]:
+    def _identity(self, session: Session, turn: int, phase: str, number: int) -> dict[str, Any]:
         """The columns that every row of a turn has, sent or not."""
         return {
             "router": self._arm.router.name,
             "repeat": self._arm.repeat,
-            "ingress": "i0",
+            "ingress": ingress_name(ingress_of(self._setup.spread, number, turn, self._setup.ingresses)),
             "request_id": f"{session.session_id}-{turn}",
             "session": session.session_id,
             "turn": turn,
@@ -351,12 +298,15 @@ class Simulation:
         }
 
     def _finish(self, request_id: str) -> None:
+        self._shown.before_release()
         request = self._requests.pop(request_id, None)
         if request is None:
             return  # broken off in the step that would have ended it
         cached = request.row["cached_tokens"]
-        self._router.finished(request_id, request.times.count, self._now, cached_tokens=cached)
-        self._rows.requests.append(request.answer(self._now, "ok", None, None))
+        self.routers.finished(
+            request.ingress, request_id, request.times.count, self._clock.now_us, cached_tokens=cached
+        )
+        self._rows.requests.append(request.answer(self._clock.now_us, "ok", None, None))
         if self._on_done:
             self._on_done(len(self._rows.requests))
         self._ended(request, ok=True)
@@ -364,48 +314,68 @@ class Simulation:
     def _ended(self, request: SimRequest, *, ok: bool, why: str = "") -> None:
         if not ok or request.is_last:
             self._book.forget(request.session)
-        self._schedule.ended(request.session, request.turn, self._now, ok=ok, why=why)
+        self._schedule.ended(request.session, request.turn, self._clock.now_us, ok=ok, why=why)
         self._list_cuts()
         self._arm_schedule()
+        if request.row["replica"] is not None:
+            self._churn.look(request.row["replica"], self._clock.now_us)
+
+    # ---- replicas that come and go ------------------------------------------------------------------------------
+
+    def _come_or_go(self, number: int) -> None:
+        if self._busy():
+            self._churn.do(number, self._clock.now_us)
+
+    def settle(self, replica: str) -> None:
+        self._fleet.advance(replica, self._clock.now_us)
+        self._clock.go_until(CHURN)
+
+    def holds(self, replica: str) -> bool:
+        return any(request.row["replica"] == replica for request in self._requests.values())
+
+    def break_connections(self, replica: str) -> None:
+        """As live: an engine accepts a stream when it queues the request, so an answer is cut even before its first
+        token; what had not come so far is sent elsewhere."""
+        for request_id, request in list(self._requests.items()):
+            if request.row["replica"] != replica:
+                continue
+            if request.entered:
+                count = request.tokens_until(self._clock.now_us)
+                text = f"after {count} token chunks: the replica broke off"
+                self._health.doubted(request.ingress, replica)
+                self._fail(request_id, "incomplete", "truncated", text)
+            else:
+                self._send_elsewhere(request_id, replica, "connection failed")
 
     # ---- polls ------------------------------------------------------------------------------------------------
 
     def _poll(self, signal: Signal) -> None:
         """What a router process asks of its replicas, at the same spacing."""
-        self._advance_all()
-        for name, engine in self._engines.items():
+        self._shown.catch_up()
+        for name, engine in self._fleet:
             if signal is Signal.ENGINE_METRICS:
-                self._router.metrics(name, gauges(engine.snapshot(), self._now), self._now)
+                self.routers.metrics(name, gauges(engine.snapshot(), self._clock.now_us), self._clock.now_us)
             else:
-                self._router.reported_prefixes(self._caches[name].report(name, self._report_form, self._now))
+                self.routers.reported_prefixes(
+                    self._fleet.caches[name].report(name, self._report_form, self._clock.now_us)
+                )
         if self._busy():
-            self._at(self._now + self._polls_us[signal], POLL, partial(self._poll, signal))
+            self._clock.at(self._clock.now_us + self._polls_us[signal], POLL, partial(self._poll, signal))
 
     # ---- samples ----------------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        for name in self._engines:
-            self._advance(name, self._now)
-            snapshot = self._engines[name].snapshot()
-            busy_us, steps = self._last_sample[name]
-            self._last_sample[name] = (snapshot.busy_us, snapshot.steps)
-            step_us = (snapshot.busy_us - busy_us) / (snapshot.steps - steps) if snapshot.steps > steps else None
-            self._rows.fleet.append(
-                {
-                    "router": self._arm.router.name,
-                    "repeat": self._arm.repeat,
-                    "t_us": self._now,
-                    "replica": name,
-                    **{key: getattr(snapshot, key) for key in (*_GAUGES, *_COUNTERS)},
-                    "step_us_mean": step_us,
-                    "late_us_p99": None,
-                }
-            )
+        identity = {"router": self._arm.router.name, "repeat": self._arm.repeat}
+        self._rows.fleet += [{**identity, **sample} for sample in self._fleet.samples(self._clock.now_us)]
+        self._rows.router += [
+            {**identity, **sample_of(router, ingress_name(place), self._clock.now_us)}
+            for place, router in enumerate(self.routers)
+        ]
         if self._busy():
-            self._at(self._now + SAMPLE_US, SAMPLE, self._sample)
+            self._clock.at(self._clock.now_us + SAMPLE_US, SAMPLE, self._sample)
 
     def _busy(self) -> bool:
         """Whether anything is still to come but samples and polls."""
         schedule = self._schedule
         coming = schedule.in_flight > 0 or schedule.next_us() is not None
-        return coming or any(instant is not None for instant in self._next_us.values())
+        return coming or self._fleet.busy

@@ -10,25 +10,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from harness.prompts import SpanPrompt
 from mock_engine import Batch, BlockRemoved, BlockStored, EngineConfig, KvEvent, StepCost
 from routers import Bloom, PrefixKeys, ReportedPrefixes
 
 Key = int | bytes
-Contents = Sequence[int] | npt.NDArray[np.uint64]
 PS_PER_US = 1e6
 
 
 class _Block:
-    __slots__ = ("children", "content", "copies", "depth", "parent")
+    __slots__ = ("children", "content", "copies", "parent", "salted")
 
-    def __init__(self, parent: Key | None, content: int, depth: int) -> None:
+    def __init__(self, parent: Key | None, content: int, salted: bool) -> None:
         self.parent = parent
         self.content = content
-        self.depth = depth
+        self.salted = salted
+        """It, or a block before it, has extra keys, so that its tokens do not tell whose it is."""
         self.copies = self.children = 0
 
 
@@ -39,7 +36,6 @@ class CacheView:
         self.block_size = block_size
         self.generation = 0
         self._blocks: dict[Key, _Block] = {}
-        self._below: dict[tuple[Key | None, int], Key] = {}
 
     def observe(self, events: Iterable[KvEvent]) -> None:
         for event in events:
@@ -50,16 +46,16 @@ class CacheView:
                 for key in event.block_hashes:
                     self._drop(key)
             else:
-                self._blocks, self._below = {}, {}
+                self._blocks = {}
 
     def _store(self, event: BlockStored) -> None:
         parent = event.parent_block_hash
         above = self._blocks.get(parent) if parent is not None else None
+        salted = above.salted if above is not None else any(event.extra_keys or ())
         for key, content in zip(event.block_hashes, event.contents or (), strict=True):
             block = self._blocks.get(key)
             if block is None:
-                block = self._blocks[key] = _Block(parent, content, 1 + (above.depth if above else 0))
-                self._below[parent, content] = key
+                block = self._blocks[key] = _Block(parent, content, salted)
                 if above is not None:
                     above.children += 1
             block.copies += 1
@@ -72,23 +68,18 @@ class CacheView:
         block.copies -= 1
         if not block.copies:
             del self._blocks[key]
-            del self._below[block.parent, block.content]
             if block.parent in self._blocks:
                 self._blocks[block.parent].children -= 1
 
-    def match(self, contents: Contents) -> int:
-        """Leading blocks of a prompt that are resident."""
-        key: Key | None = None
-        for depth, content in enumerate(contents):
-            key = self._below.get((key, int(content)))
-            if key is None:
-                return depth
-        return len(contents)
+    def match(self, keys: Sequence[Key]) -> int:
+        """Leading blocks of a sequence that are resident, of the engine's own keys."""
+        return next((depth for depth, key in enumerate(keys) if key not in self._blocks), len(keys))
 
     def prefixes(self) -> Iterator[PrefixKeys]:
-        """Every resident prefix that nothing resident continues."""
+        """Every resident prefix that nothing resident continues; salted ones are nobody's to tell, as an engine has
+        it."""
         for block in self._blocks.values():
-            if not block.children:
+            if not block.children and not block.salted:
                 chain = [block.content]
                 while block.parent is not None and block.parent in self._blocks:
                     block = self._blocks[block.parent]
@@ -142,8 +133,8 @@ class SimOracle:
 
     def cached_tokens(self, request_id: str, replica: str) -> int:
         prompt, size = self._asked(), self._config.block_size
-        blocks = self._caches[replica].match(prompt.block_hashes(size))
-        return min(blocks, (prompt.tokens - 1) // size) * size  # the last token is always computed
+        blocks = (prompt.tokens - 1) // size  # the last token is always computed
+        return self._caches[replica].match(prompt.sequence.block_keys(blocks)[:blocks]) * size
 
     def cache_tokens(self, replica: str) -> int:
         return self._config.usable_blocks * self._config.block_size

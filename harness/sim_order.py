@@ -6,11 +6,13 @@ KV = 0
 """Cache events first: an engine publishes a step's events before its tokens leave."""
 TOKEN = 1
 """Then tokens and ends: whoever asks at this instant already sees them."""
-POLL = 2
+CHURN = 2
+"""Then replicas that come and go: what ended at this instant has ended, who asks next meets the new fleet."""
+POLL = 3
 """Then what a router reads of the engines' gauges."""
-ENTER = 3
+ENTER = 4
 """Then requests that reach an engine's queue: a step that starts at this instant has them."""
-ARRIVE = 4
+ARRIVE = 5
 """Then new turns, which are routed on everything above."""
-SAMPLE = 5
+SAMPLE = 6
 """Samples last: they show the instant as it was left."""

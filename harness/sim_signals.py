@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from mock_engine import BlockRemoved, BlockStored, Snapshot
 from mock_engine import KvEvent as EngineEvent
-from routers import Cleared, EngineMetrics, KvEvent, Removed, Signal, Stored
+from routers import Cleared, EngineMetrics, KvEvent, Removed, Stored, with_extra_keys
 
 
 def gauges(snapshot: Snapshot, at_us: int) -> EngineMetrics:
@@ -19,27 +17,20 @@ def gauges(snapshot: Snapshot, at_us: int) -> EngineMetrics:
     )
 
 
-def polls_us(needs: Container[Signal]) -> dict[Signal, int]:
-    """What a router process with these needs polls, and its spacing unless it is told otherwise."""
-    if Signal.ENGINE_METRICS not in needs and Signal.REPORTED_PREFIXES not in needs:
-        return {}
-    from routers.service import ServiceConfig  # the shell that polls owns the defaults; its imports take time
-
-    config = ServiceConfig()
-    spacings_ms = {
-        Signal.ENGINE_METRICS: config.metrics_interval_ms,
-        Signal.REPORTED_PREFIXES: config.prefix_interval_ms,
-    }
-    return {signal: 1000 * ms for signal, ms in spacings_ms.items() if signal in needs}
-
-
-def router_event(event: EngineEvent) -> KvEvent:
-    """An engine's cache event as a router hears it; contents stand where tokens would be hashed."""
+def router_event(event: EngineEvent, *, overlook_salts: bool = False) -> KvEvent:
+    """An engine's cache event as a router hears it; contents stand where tokens would be hashed, and a salt is part of
+    its block's content unless the router overlooks it."""
     if isinstance(event, BlockStored):
+        content = event.contents or ()
+        if event.extra_keys is not None and not overlook_salts:
+            content = tuple(
+                with_extra_keys(value, extra) if extra else value
+                for value, extra in zip(content, event.extra_keys, strict=True)
+            )
         return Stored(
             hashes=_names(event.block_hashes),
             parent=_name(event.parent_block_hash),
-            content=event.contents or (),
+            content=content,
             block_size=event.block_size,
             medium=event.medium,
             lora_name=event.lora_name,

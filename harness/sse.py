@@ -164,10 +164,13 @@ class TokenMeter:
         "bytes",
         "cached_tokens",
         "chunks",
+        "content_ns",
         "done",
         "error",
         "finish_reason",
+        "first_ids",
         "first_ns",
+        "first_usage",
         "gaps_ns",
         "keep_ids",
         "keep_text",
@@ -185,6 +188,11 @@ class TokenMeter:
         self.response_id: str | None = None
         self.first_ns: int | None = None
         self.second_ns: int | None = None
+        self.content_ns: int | None = None
+        """First token of the answer itself, reasoning left out."""
+        self.first_ids: int | None = None
+        """Ids in the first token chunk, and the count that came with it, if the server gave them."""
+        self.first_usage: int | None = None
         self.last_ns: int | None = None
         self.gaps_ns: list[int] = []
         self.chunks = 0
@@ -211,6 +219,13 @@ class TokenMeter:
         if self.usage_tokens is not None:
             return self.usage_tokens
         return len(self.token_ids) if self.token_ids is not None else self.chunks
+
+    @property
+    def first_chunk_tokens(self) -> int | None:
+        """By its ids, by the count that came with it, or 1 where there are as many chunks as tokens."""
+        if self.first_ids is not None or self.first_usage is not None:
+            return self.first_ids if self.first_ids is not None else self.first_usage
+        return 1 if self.chunks and self.usage_tokens == self.chunks else None
 
     @property
     def token_source(self) -> str | None:
@@ -262,8 +277,12 @@ class TokenMeter:
 
     def _token(self, choice: _Choice, at_ns: int) -> None:
         self.chunks += 1
+        delta = choice.delta
+        if self.content_ns is None and (delta is None or not (delta.reasoning or delta.reasoning_content)):
+            self.content_ns = at_ns
         if self.last_ns is None:
-            self.first_ns = at_ns
+            self.first_ns, self.first_usage = at_ns, self.usage_tokens
+            self.first_ids = len(choice.token_ids) if choice.token_ids else None
         else:
             if self.second_ns is None:
                 self.second_ns = at_ns

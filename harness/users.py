@@ -41,6 +41,8 @@ row_ended = EventHook()
 CONNECTIONS_MAX = 65_536
 """Connections a user's client may hold: never the limit of a load, which would look like a plateau."""
 CONNECT_TIMEOUT_S = 30.0
+EVERY_STATUS = frozenset(range(100, 600))
+"""Each comes back as an answer, so that its body can be read and classified. One for all users: it has 44 KB."""
 ROUTER_ERROR_HEADER = "x-routebench-router-error"
 """Our router marks the errors that are its own, which otherwise look like an engine's."""
 NETWORK_GRACE_S = 30.0
@@ -65,8 +67,7 @@ class LoadUser(FastHttpUser):
         self.connection_timeout = min(limit_s + NETWORK_GRACE_S, CONNECT_TIMEOUT_S)
         super().__init__(environment)
         agent: Any = self.client.client
-        # Every status comes back as an answer, so that its body can be read and classified.
-        agent.valid_response_codes = frozenset(range(100, 600))
+        agent.valid_response_codes = EVERY_STATUS
         # A session says who it is in its header; a cookie would tie all sessions of this process to one replica.
         agent.cookiejar = None
 
@@ -83,7 +84,7 @@ class LoadUser(FastHttpUser):
 
     def send(self, run: LoadRun, conversation: Conversation, turn: Turn, row: Row) -> None:
         """One request to its end, written into `row`."""
-        plan = run.plan
+        plan, path = run.plan, PATHS[run.plan.api]
         meter = conversation.meter(turn)
         headers = {
             "Content-Type": "application/json",
@@ -100,7 +101,14 @@ class LoadUser(FastHttpUser):
         try:
             with (
                 gevent.Timeout(plan.request_timeout_s) as limit,
-                client.post(PATHS[plan.api], data=body, headers=headers, stream=True, catch_response=True) as answer,
+                client.post(
+                    f"{plan.ingresses[row.ingress]}{path}" if row.ingress else path,
+                    name=path,
+                    data=body,
+                    headers=headers,
+                    stream=True,
+                    catch_response=True,
+                ) as answer,
             ):
                 row.status, row.error_class, row.error = self._receive(answer, meter, limit)
                 limit.cancel()

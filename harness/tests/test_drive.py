@@ -37,6 +37,12 @@ def refused(**keys):
         ({"processes": 0}, "at least 1 is needed"),
         ({"concurrency": 2, "processes": 3}, "ask for fewer processes"),
         ({"driver": "rate", "stages": [{"rate_per_s": 1, "duration_s": 0}]}, "lasts longer than 0 s"),
+        ({"concurrency": 10**9}, "no workload has more than 1,000,000 sessions"),
+        ({"ramp_s": float("nan")}, "ramp_s = nan: from 0"),
+        ({"warmup_s": float("inf")}, "warmup_s = inf: from 0"),
+        ({"drain_s": float("nan")}, "drain_s = nan: give a time from 0"),
+        ({"request_timeout_s": float("inf")}, "request_timeout_s = inf: from above 0"),
+        ({"driver": "rate", "stages": [{"rate_per_s": 1, "duration_s": 1e12}]}, "at most 1e+09"),
     ],
 )
 def test_what_cannot_work_says_why_and_what_to_change(keys, says):

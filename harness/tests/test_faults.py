@@ -1,12 +1,13 @@
 """Faults of a scenario: read, handed to the processes, and what virtual time makes of those that it knows."""
 
 import random
+from pathlib import Path
 
 import pytest
 
 from harness.errors import UsageError
 from harness.faults import EventTrouble, read_faults
-from harness.fleet import replica_command
+from harness.fleet import replica_command, router_command
 from harness.mode_check import require_live, require_simulable
 from harness.scenario import check_scenario
 from harness.sim import Simulation
@@ -57,6 +58,13 @@ def test_a_mode_that_cannot_do_a_fault_refuses_it():
     with pytest.raises(UsageError, match="--mode live"):
         require_simulable(small(faults={"stall": 0.1}))
     require_simulable(small(faults={"event_drop": 0.1}))
+    with pytest.raises(UsageError, match="answers of HTTP"):
+        require_simulable(small(faults={"router_breaker_on_client_errors": 3}))
+    template = {"router_template_mismatch": True}
+    require_simulable(small(faults=template))
+    require_live(small(faults=template, load={"api": "chat"}))
+    with pytest.raises(UsageError, match=r"load\.api=chat"):
+        require_live(small(faults=template))
     foreign = check_scenario(
         {**small().resolved(), "fleet": {"urls": ["http://127.0.0.1:1"]}, "faults": {"stall": 0.1}}, "f"
     )
@@ -89,3 +97,38 @@ def test_a_truncated_body_is_scored_on_what_is_left():
     )
     sound = hits()
     assert 0 < sum(row["believed_hit_tokens"] for row in rows) < sound
+
+
+def test_a_router_may_have_faults_of_its_own_on_top_of_those_of_all():
+    blind = {"name": "blind", "policy": "pure-kv-affinity", "faults": {"ignore_extra_keys": True}}
+    scenario = small(routers=["round-robin", blind], faults={"router_untracked_load": True})
+    plain, own = (scenario.router_faults(entry) for entry in scenario.routers)
+    assert (plain.untracked_load, plain.ignore_extra_keys) == (True, False)
+    assert (own.untracked_load, own.ignore_extra_keys) == (True, True)
+    assert scenario.resolved()["routers"][1]["faults"] == {"ignore_extra_keys": True}
+    command = router_command(scenario.routers[1], scenario, [], 1, epoch_ns=0, seed=0, log_file=Path("log"))
+    assert [command[i + 1] for i, word in enumerate(command) if word == "--fault"] == own.names()
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"name": "a", "policy": "random", "faults": {"ignore_extra": True}}, "did you mean 'ignore_extra_keys'"),
+        ({"name": "a", "policy": "random", "faults": {"body_truncate_bytes": 0}}, "at least 1"),
+        ({"name": "a", "command": ["x", "{port}"], "faults": {"untracked_load": True}}, "routers of ours commit"),
+    ],
+)
+def test_a_routers_own_fault_that_cannot_be_names_the_mend(entry, said):
+    with pytest.raises(UsageError, match=said):
+        small(routers=[entry])
+
+
+def test_salted_blocks_are_believed_in_by_their_tenants_alone_unless_salts_are_overlooked():
+    workload = {"kind": "multi-turn", "sessions": 8, "turns": 1, "tenants": 8, "think_time_ms": 0}
+    workload |= {"shared_system_prompts": 1, "system_prompt_tokens": 320, "first_input_tokens": 10, "output_tokens": 4}
+    blind = {"name": "blind", "policy": "pure-kv-affinity", "faults": {"ignore_extra_keys": True}}
+    scenario = small(routers=["pure-kv-affinity", blind], workload=workload, load={"concurrency": 1, "ramp_s": 0.0})
+    sound, overlooked = (Simulation(arm(scenario, number)).run().requests for number in (0, 1))
+    assert [row["believed_hit_tokens"] for row in sound] == [0] * 8
+    assert [row["believed_hit_tokens"] for row in overlooked] == [0, *[320] * 7]
+    assert {row["cached_tokens"] for row in (*sound, *overlooked)} == {0}

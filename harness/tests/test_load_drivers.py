@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from harness.arrivals import arrivals_us
-from harness.drive import Drive
+from harness.drive import Drive, Stage
 from harness.planned import ARRIVALS
 from harness.tests.load_process import SMALL, drawn, run
 from harness.tests.sse_server import DONE, END, HEAD, completion, event, honest, http_chunk, usage
@@ -66,6 +66,34 @@ def test_a_run_ends_with_its_drain_when_some_requests_are_never_answered(tmp_pat
     last_start = max(r["scheduled_us"] for r in result.rows if r["turn"] == 0)
     for row in cut:
         assert row["end_us"] - last_start == pytest.approx(800_000, abs=300_000)
+
+
+def test_every_stage_keeps_its_time_although_some_requests_are_never_answered(tmp_path):
+    """What hangs in one stage neither holds back the next nor outlives the drain; all of it is counted."""
+
+    def hangs_at_times(request):
+        return [60_000] if request.number % 30 == 15 else honest(request)
+
+    rates = (5.0, 10.0, 20.0, 30.0)
+    asked = {"driver": "rate", "arrival": "constant", "concurrency": None, "drain_s": 1.0}
+    result, _ = run(
+        tmp_path,
+        hangs_at_times,
+        SMALL | {"sessions": 80, "turns": 1},
+        **asked,
+        stages=tuple(Stage(rate_per_s=rate, duration_s=1.0) for rate in rates),
+    )
+    assert result.code == 0, result.output
+    result.assert_accounted()
+    assert len(result.rows) == sum(rates)
+    begins = min(row["scheduled_us"] for row in result.rows)
+    stage_of = [min(3, (row["scheduled_us"] - begins) // 1_000_000) for row in result.rows]
+    assert [stage_of.count(n) for n in range(4)] == pytest.approx(rates, abs=1)
+    cut = [row for row in result.rows if row["status"] == "cancelled"]
+    assert len(cut) == 2
+    assert {row["error"] for row in cut} == {"still in flight when the drain of 1 s was over"}
+    late_us = 10_000_000  # loose: a busy machine wakes late, and what hangs would hang for a minute
+    assert all(row["end_us"] < begins + 5_000_000 + late_us for row in result.rows)
 
 
 def test_warm_up_is_tagged_and_measured_phases_follow(tmp_path):

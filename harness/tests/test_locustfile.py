@@ -275,7 +275,7 @@ def test_three_lines_point_a_locustfile_of_ones_own_at_a_router_and_it_hears_of_
             output, _ = process.communicate(timeout=30)
         assert process.returncode == 0, output
         assert output.count("mine: s0000") == 10
-        assert "poisson arrivals" in output
+        assert f"poisson arrivals, to {server.url};" in output
         assert 'All users spawned: {"Chat": 1}' in output
     stats = list(csv.DictReader((tmp_path / "mine_stats.csv").open()))
     assert [(line["Type"], line["Name"], line["Request Count"]) for line in stats if line["Type"] != "METRIC"] == [

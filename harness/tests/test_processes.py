@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from harness.errors import ProcessLost, StartError
-from harness.processes import Children, free_ports, wait_ready
+from harness.processes import HOME, Children, free_ports, wait_ready
 
 WAIT_S = 10.0
 """Loose: a process table on a loaded machine may lag a little."""
@@ -116,3 +116,24 @@ def test_a_child_does_not_import_from_its_working_directory(tmp_path):
 def test_free_ports_differ():
     ports = free_ports(8)
     assert len(set(ports)) == 8
+
+
+def test_children_may_open_as_many_files_as_the_system_allows(tmp_path):
+    """A shell's own limit, 256 or 1,024, is that of connections too."""
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from harness.processes import PYTHON, Children\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))\n"
+        "told = 'import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])'\n"
+        "with Children(Path(sys.argv[1])) as children:\n"
+        "    child = children.start('child', [*PYTHON, '-c', told])\n"
+        "    child.process.wait(30)\n"
+        "    print(child.tail(), hard)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, cwd=HOME, timeout=60, check=True
+    )
+    soft, hard = map(int, done.stdout.split())
+    assert soft >= (10_240 if hard < 0 else min(10_240, hard))

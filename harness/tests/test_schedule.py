@@ -135,6 +135,18 @@ def test_a_cap_on_an_open_loop_shows_as_lag_and_leaves_the_plan_as_it_was():
     assert max(at - d.due_us for at, d in capped.sent) > 500_000
 
 
+def test_no_stage_starts_before_all_of_the_one_before_was_sent():
+    """The first stage asks for four times what the cap lets through, so it is still being sent in the second's time."""
+    stages = (Stage(rate_per_s=40.0, duration_s=0.5), Stage(rate_per_s=20.0, duration_s=0.5))
+    drive = Drive(driver="rate", arrival="constant", stages=stages, concurrency=1)
+    played = Played(CHAT | {"turns": 1, "sessions": 40}, drive, answer_us=lambda s, t: 100_000)
+    of_first = [at for at, due in played.sent if due.due_us < 500_000]
+    of_second = [at for at, due in played.sent if due.due_us >= 500_000]
+    assert (len(of_first), len(of_second)) == (20, 10)
+    assert max(of_first) > 500_000
+    assert max(of_first) < min(of_second)
+
+
 def test_warm_up_is_the_first_sessions_or_the_first_seconds():
     by_count = Played(CHAT, Drive(concurrency=3, warmup_sessions=4))
     warm = {d.session.session_id for _, d in by_count.sent if d.phase == "warmup"}
@@ -142,6 +154,21 @@ def test_warm_up_is_the_first_sessions_or_the_first_seconds():
     by_time = Played(CHAT, Drive(driver="rate", rate_per_s=20.0, warmup_s=0.3))
     assert all((d.phase == "warmup") == (d.due_us < 300_000) for _, d in by_time.sent)
     assert {d.phase for _, d in by_time.sent} == {"warmup", "steady"}
+
+
+def test_a_ramp_is_warm_up():
+    played = Played(CHAT, Drive(concurrency=4, ramp_s=0.4))
+    assert all((d.phase == "warmup") == (d.due_us < 400_000) for _, d in played.sent)
+    assert {d.phase for _, d in played.sent} == {"warmup", "steady"}
+
+
+def test_under_a_cap_a_request_says_since_when_it_could_have_gone():
+    """Twelve single turns, a cap of four, a second each: the last four wait two seconds for a place."""
+    one = CHAT | {"turns": 1}
+    played = Played(one, Drive(driver="requests", concurrency=4), answer_us=lambda s, t: 1_000_000)
+    waits = [at - due.ready_us for at, due in played.sent]
+    assert waits == [0] * 4 + [1_000_000] * 4 + [2_000_000] * 4
+    assert all(at == due.due_us for at, due in played.sent)
 
 
 def test_the_drain_ends_a_run_and_lists_what_it_cut():

@@ -150,7 +150,7 @@ def test_reasoning_and_tool_calls_are_tokens():
         (40, chat({"tool_calls": [{"index": 0}]})),
         (50, chat({"content": "yes"})),
     )
-    assert (meter.first_ns, meter.chunks) == (20 * MS, 4)
+    assert (meter.first_ns, meter.content_ns, meter.chunks) == (20 * MS, 40 * MS, 4)
 
 
 def test_a_last_chunk_without_content_is_no_token():
@@ -163,6 +163,14 @@ def test_tokens_in_one_chunk_are_counted_by_usage_and_not_by_chunks():
     meter = metered(*chunks, (1280, usage(8, 128)))
     assert (meter.output_tokens, meter.chunks, meter.token_source) == (128, 32, "usage")
     assert metered(*chunks).token_source == "chunks"
+
+
+def test_the_tokens_of_the_first_chunk_are_known_by_ids_by_running_usage_or_by_equal_counts():
+    by_ids = metered((10, completion(" a b", token_ids=[7, 8])), (20, completion(" c", token_ids=[9])))
+    by_usage = metered((10, completion(" a b") | {"usage": usage(7, 2)["usage"]}), (20, usage(7, 3)))
+    one_each = metered((10, completion(" a")), (20, completion(" b")), (20, usage(7, 2)))
+    assert [meter.first_chunk_tokens for meter in (by_ids, by_usage, one_each)] == [2, 2, 1]
+    assert metered((10, completion(" a b")), (20, completion(" c")), (20, usage(7, 3))).first_chunk_tokens is None
 
 
 def test_the_last_usage_wins_and_unknown_cached_tokens_are_not_zero():

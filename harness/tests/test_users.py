@@ -140,7 +140,7 @@ def test_requests_in_flight_at_the_end_are_cancelled_rows(tmp_path, end):
     workload = SMALL | {"sessions": 9, "turns": 3}
     plan = plan_for(tmp_path, workload)
     with serve(slow_second_turn) as server:
-        extra = ["--run-time", "1"] if end == "run time" else []
+        extra = ["--run-time", "3"] if end == "run time" else []
         with started(tmp_path, command(tmp_path, server.url, plan, *extra)) as process:
             if not extra:
                 limit = time.monotonic() + 30
