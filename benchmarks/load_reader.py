@@ -1,10 +1,10 @@
 """Streamed chunks per second that one Locust process reads on time, beside a bare socket and Locust's own reader.
 
-    python benchmarks/load_reader.py [--seconds 3] [--lag-ms 10] [--streams-per-step 8]
+    python benchmarks/load_reader.py [--seconds 3] [--lag-ms 10]
 
 A process streams token chunks as an engine does, one every 10 ms and stream, each with the instant at which it was
 written; another one reads them with gevent and says how late. Streams are added until the 99th percentile of that
-lateness passes the limit, or fewer chunks are read than were written: by halves, down to a step. Readers:
+lateness passes the limit, or fewer chunks are read than were written: by halves, down to an eighth. Readers:
 
 - bare: `recv` on a gevent socket, nothing parsed but the first stamp of each piece
 - ours: Locust's client with our reader, every chunk parsed and filed as a row needs it
@@ -33,6 +33,8 @@ KEPT = 0.95
 TRIALS = 3
 """So often must a reader be late: something else may have had the core once."""
 STREAMS_START, STREAMS_MAX = 32, 2048
+CLOSENESS = 1 / 8
+"""How closely the limit is found."""
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNK = (
     b'data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"%019d",'
@@ -181,7 +183,7 @@ def try_with(kind: str, streams: int, seconds: float) -> Seen:
     return Seen(streams, said["per_s"], said["lag_ms_p50"] or 0, said["lag_ms_p99"] or float("inf"), said["cpu_us"])
 
 
-def most_on_time(kind: str, seconds: float, lag_ms: float, step: int) -> tuple[Seen, Seen | None]:
+def most_on_time(kind: str, seconds: float, lag_ms: float) -> tuple[Seen, Seen | None]:
     """(the first trial, the largest one on time or None)."""
 
     def on_time(seen: Seen) -> bool:
@@ -201,7 +203,7 @@ def most_on_time(kind: str, seconds: float, lag_ms: float, step: int) -> tuple[S
     if best is None:
         return first, None
     low, high = best.streams, seen.streams
-    while high - low > step:
+    while high - low > low * CLOSENESS:
         seen = best_of_some((low + high) // 2)
         if on_time(seen):
             best, low = seen, seen.streams
@@ -214,7 +216,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each trial")
     parser.add_argument("--lag-ms", type=float, default=10.0, help="99th percentile that counts as on time")
-    parser.add_argument("--streams-per-step", type=int, default=8, help="how closely the limit is found")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -225,17 +226,18 @@ def main() -> None:
         kind, port, streams, seconds = args.read
         read(kind, int(port), int(streams), float(seconds))
         return
-    found = {kind: most_on_time(kind, args.seconds, args.lag_ms, args.streams_per_step) for kind in READERS}
-    _, bare = found["bare"]
     print(
         f"lag at {STREAMS_START} streams of {1000 // PACE_MS} chunks/s; most chunks/s with lag p99 < {args.lag_ms:g} ms"
     )
     print(f"{'':12}{'lag p50 ms':>12}{'lag p99 ms':>12}{'CPU us/chunk':>14}{'most chunks/s':>15}{'of bare':>9}")
-    for kind, (first, best) in found.items():
+    bare_per_s: float | None = None
+    for kind in READERS:
+        first, best = most_on_time(kind, args.seconds, args.lag_ms)
+        bare_per_s = best.per_s if kind == "bare" and best else bare_per_s
         most = f"{best.per_s:15,.0f}" if best else f"{'never':>15}"
-        ratio = f"{best.per_s / bare.per_s:9.2f}" if best and bare else f"{'-':>9}"
+        ratio = f"{best.per_s / bare_per_s:9.2f}" if best and bare_per_s else f"{'-':>9}"
         cpu = (best or first).cpu_us
-        print(f"{kind:12}{first.lag_ms_p50:12.2f}{first.lag_ms_p99:12.2f}{cpu:14.1f}{most}{ratio}")
+        print(f"{kind:12}{first.lag_ms_p50:12.2f}{first.lag_ms_p99:12.2f}{cpu:14.1f}{most}{ratio}", flush=True)
 
 
 if __name__ == "__main__":
