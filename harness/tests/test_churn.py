@@ -238,18 +238,49 @@ def test_a_crash_ends_what_the_replica_had_and_its_router_finds_out_by_itself():
     assert later
     assert all((r["status"], r["replica"] != "r1") == ("ok", True) for r in later)
     router = simulation.routers[0]
-    assert router.placements["r1"] > sum(
-        r.get("replica") == "r1" for r in rows.requests
-    )  # asked, refused, asked elsewhere
-    assert [view.name for view in router.replicas()] == ["r0", "r1", "r2"]  # nobody told it
+    # Its broken connections told it: nothing was sent there any more.
+    assert router.placements["r1"] == sum(r.get("replica") == "r1" for r in rows.requests)
+    assert router.down.since_us() == {"r1": 300_000}
+    assert [view.name for view in router.replicas()] == ["r0", "r1", "r2"]  # nobody told it to forget r1
 
 
-def test_two_dead_replicas_make_a_router_give_up_a_request():
-    """Our proxy tries one other replica, as the real one does."""
-    _, rows = run([{"at_s": 0.5, "do": "crash", "replica": "r0"}, {"at_s": 0.5, "do": "crash", "replica": "r1"}])
-    refused = [r for r in rows.requests if r["error_class"] == "router"]
-    assert refused
-    assert all("no connection" in r["error"] and r["end_us"] == r["sent_us"] for r in refused)
+@pytest.mark.parametrize("policy", ["least-requests", "power-of-two", "session-ring", "dynamo-kv"])
+def test_two_replicas_that_crash_at_once_cost_what_they_had_and_no_turn_after_it(policy):
+    """Field case BL-38: that a dead replica looks idle draws no turns."""
+    simulation, rows = run([{"at_s": 0.5, "do": "crash", "replica": f"r{i}"} for i in (0, 1)], policy)
+    broken = [r for r in rows.requests if r["status"] in ("error", "incomplete")]
+    assert {(r["error_class"], r["end_us"]) for r in broken} <= {("truncated", 500_000)}
+    after = [r for r in rows.requests if (r.get("sent_us") or 0) > 500_000]
+    assert {(r["status"], r["replica"]) for r in after} == {("ok", "r2")}
+    router = simulation.routers[0]
+    assert set(router.down.since_us()) == {"r0", "r1"}
+    for name in ("r0", "r1"):  # found out by what broke, or by one refused turn
+        assert router.placements[name] - sum(r.get("replica") == name for r in rows.requests) in (0, 1)
+
+
+def test_each_ingress_finds_out_for_itself_by_one_refused_turn():
+    workload = {**WORKLOAD, "sessions": 1, "turns": 12, "think_time_ms": 400}
+    churn = [{"at_s": 0.0, "do": "crash", "replica": "r0"}]
+    scenario = small(routers=["round-robin"], workload=workload, churn=churn, router={"ingresses": 2})
+    simulation = Simulation(arm(scenario))
+    rows = simulation.run()
+    assert [(one.placements["r0"], one.down.times) for one in simulation.routers] == [(1, 1), (1, 1)]
+    assert {(r["status"], r["replica"] == "r0") for r in rows.requests} == {("ok", False)}
+
+
+def test_a_router_looks_every_second_and_only_then_sends_turns_again():
+    simulation, rows = run(
+        [{"at_s": 0.3, "do": "crash", "replica": "r1"}, {"at_s": 0.9, "do": "restart", "replica": "r1"}]
+    )
+    again = min(r["sent_us"] for r in rows.requests if r.get("replica") == "r1" and r["sent_us"] > 300_000)
+    assert 1_300_000 <= again < 1_800_000  # it has been there since 0.9 s; the second look is at 1.3 s
+    assert not simulation.routers[0].down
+
+
+def test_a_restart_in_place_takes_nobody_out_because_the_replica_answers_at_once():
+    simulation, rows = run([{"at_s": 0.3, "do": "restart", "replica": "r1"}])
+    assert [r for r in rows.requests if r["status"] == "incomplete"]
+    assert simulation.routers[0].down.times == 0
 
 
 @pytest.mark.parametrize("router", ["session-ring", "reported-prefixes", "dynamo-kv"])
@@ -315,6 +346,30 @@ def test_ten_replicas_of_which_one_leaves_and_one_joins_every_five_seconds_lose_
         assert {r["status"] for r in rows.requests} == {"ok"}
         assert len({r["replica"] for r in rows.requests}) == 19
         assert sum(line["done_at_s"] is not None for line in rows.facts["churn"]) == 18
+
+
+def test_ten_replicas_of_which_one_is_killed_every_five_seconds_cost_what_was_in_flight_there():
+    """Field case BL-38, with kills: nine dead names stay in the fleet, and no turn is lost to one of them."""
+    workload = {**WORKLOAD, "sessions": 300, "turns": 5, "think_time_ms": 1000}
+    scenario = small(
+        routers=["session-ring", "least-requests", "dynamo-kv"],
+        fleet={"replicas": 10},
+        workload=workload,
+        load={"driver": "rate", "rate_per_s": 6.0, "concurrency": None, "ramp_s": 0.0},
+        churn=[{"every_s": 5, "until_s": 45, "do": "crash"}, {"every_s": 5, "until_s": 45, "do": "add"}],
+    )
+    for number in range(3):
+        simulation = Simulation(arm(scenario, number))
+        rows = simulation.run()
+        assert len(rows.requests) == 1500
+        kills_us = {round(line["done_at_s"] * 1e6) for line in rows.facts["churn"]}
+        failed = [r for r in rows.requests if r["status"] in ("error", "incomplete")]
+        assert {(r["status"], r["error_class"], r["end_us"] in kills_us) for r in failed} <= {
+            ("incomplete", "truncated", True)
+        }
+        assert len(simulation.routers[0].replicas()) == 19
+        assert len(simulation.routers[0].down.since_us()) == 9
+        assert simulation.routers[0].in_flight == 0
 
 
 def test_churn_is_repeatable_over_hash_seeds():

@@ -49,14 +49,16 @@ class FakeReplica:
             self.left += 1
             raise
 
-    async def start(self):
+    async def start(self, port=0):
+        """On any free port, or after a `stop` on the one that it had."""
         self._runner = web.ServerRunner(
             web.Server(self.handle, handler_cancellation=True, access_log=None), shutdown_timeout=0.1
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", port)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self.port}"
         return self
 
     async def stop(self):

@@ -77,7 +77,8 @@ def test_policies_that_remember_move_only_what_lost_its_replica(policy):
 
 @pytest.mark.parametrize("policy", [name for name in policy_names() if name != "clairvoyant"])
 def test_no_request_is_lost_while_replicas_come_and_go(policy):
-    """Field case BL-38: adds, drains and removals in the middle of it; every request ends and every count is back."""
+    """Field case BL-38: adds, drains, removals and failures in the middle of it; every request ends and every count is
+    back."""
     rng = random.Random(5)
     one = Router(make_policy(policy, {}, random.Random(1)), [f"r{i}" for i in range(4)], ramp=Ramp(0.001))
     names, open_requests, joined = [f"r{i}" for i in range(4)], [], 4
@@ -90,7 +91,14 @@ def test_no_request_is_lost_while_replicas_come_and_go(policy):
             names.append(f"r{joined}")
             one.add_replica(f"r{joined}", step)
             joined += 1
-        assert one.route(turn(f"s{step % 20}", f"q{step}"), step).replica in names
+        elif step % 10 == 7:
+            one.unreachable(rng.choice(names), step)
+        elif step % 10 == 2:
+            for name in one.down.since_us():
+                one.reachable(name, step)
+        placed = one.route(turn(f"s{step % 20}", f"q{step}"), step).replica
+        assert placed in names
+        assert placed not in one.down
         open_requests.append(f"q{step}")
         if len(open_requests) > 8:
             request = open_requests.pop(rng.randrange(len(open_requests)))

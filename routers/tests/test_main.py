@@ -50,6 +50,8 @@ def test_a_malformed_replica_says_the_form(text, message):
         ([*REPLICA, "--metrics-interval-ms", "0"], "at least 1"),
         ([*REPLICA, "--nonsense"], "unrecognized arguments"),
         ([*REPLICA, "--prefix-interval-ms", "0"], "--prefix-interval-ms 0 cannot work"),
+        ([*REPLICA, "--retries", "-1"], "--retries -1 cannot work"),
+        ([*REPLICA, "--health-interval-ms", "-5"], "--health-interval-ms -5 cannot work"),
         ([*REPLICA, "--peer", "h:1"], "is no router's URL"),
         ([*REPLICA, "--peer-delay-ms", "5"], "delays nothing"),
     ],
@@ -80,13 +82,14 @@ def test_a_policy_that_cannot_be_made_is_refused_before_anything_starts(argument
 def test_arguments_become_the_service_they_describe(tmp_path):
     config = read_arguments(
         [
-            *REPLICA, "--policy", "dynamo-kv:decay", "--option", "temperature=0.5", "--seed", "7", "--no-retry",
+            *REPLICA, "--policy", "dynamo-kv:decay", "--option", "temperature=0.5", "--seed", "7", "--retries", "0",
             "--session-header", "X-S", "--log-file", str(tmp_path / "l"), "--epoch-ns", "12",
+            "--health-interval-ms", "0",
         ]
     )  # fmt: skip
     assert config.options == {"temperature": 0.5}
     assert (config.policy, config.seed, config.epoch_ns) == ("dynamo-kv:decay", 7, 12)
-    assert (config.proxy.session_header, config.proxy.retry_refused) == ("X-S", False)
+    assert (config.proxy.session_header, config.proxy.retries_max, config.health_interval_ms) == ("X-S", 0, 0)
 
 
 def test_faults_ramp_and_peers_are_off_unless_asked_for():

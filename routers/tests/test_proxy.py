@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from routers import BasePolicy, Signal
+from routers import BasePolicy, RouterFaults, Signal
 from routers.errors import UpstreamError
-from routers.proxy import generates
+from routers.proxy import ProxyConfig, generates
 from routers.upstream import as_upstream_error
 
 
@@ -223,7 +223,7 @@ async def test_a_client_that_leaves_before_the_head_frees_the_replica_too(fleet,
         await eventually(lambda: replica.left == 1 and service.router.in_flight == 0)
 
 
-async def test_a_replica_that_refuses_costs_one_retry_elsewhere(fleet, router_for, tmp_path):
+async def test_a_replica_that_refuses_costs_one_try_elsewhere(fleet, router_for, tmp_path):
     (replica,) = await fleet(1)
     dead = f"http://127.0.0.1:{closed_port()}"
     service = await router_for([dead, replica], log_file=tmp_path / "log.jsonl")
@@ -236,23 +236,22 @@ async def test_a_replica_that_refuses_costs_one_retry_elsewhere(fleet, router_fo
     assert (row["replica"], row["attempts"], row["status"]) == ("r1", 2, 200)
 
 
-@pytest.mark.parametrize("retry", [True, False])
-async def test_when_nobody_answers_the_client_gets_a_502_of_vllms_shape(router_for, retry):
-    from routers.proxy import ProxyConfig
+@pytest.mark.parametrize(("replicas", "retries", "tries"), [(3, 0, 1), (3, 1, 2), (3, 3, 3), (6, 3, 4)])
+async def test_when_nobody_answers_the_client_gets_a_502_of_vllms_shape(router_for, replicas, retries, tries):
+    dead = [f"http://127.0.0.1:{closed_port()}" for _ in range(replicas)]
+    service = await router_for(dead, proxy=ProxyConfig(retries_max=retries))
+    for done in (1, 2):  # with everybody down they are tried all the same
+        async with aiohttp.ClientSession() as session, session.post(f"{service.url}/v1/completions", json={}) as answer:
+            assert answer.status == 502
+            error = (await answer.json())["error"]
+        assert list(error) == ["message", "type", "param", "code"]
+        assert error["message"].startswith("router: replica r")
+        assert (error["type"], error["code"]) == ("BadGatewayError", 502)
+        assert service.router.counts.routed == service.proxy.refused == done * tries
+        assert service.router.in_flight == 0
 
-    dead = [f"http://127.0.0.1:{closed_port()}" for _ in range(3)]
-    service = await router_for(dead, proxy=ProxyConfig(retry_refused=retry))
-    async with aiohttp.ClientSession() as session, session.post(f"{service.url}/v1/completions", json={}) as answer:
-        assert answer.status == 502
-        error = (await answer.json())["error"]
-    assert list(error) == ["message", "type", "param", "code"]
-    assert error["message"].startswith("router: replica r")
-    assert (error["type"], error["code"]) == ("BadGatewayError", 502)
-    assert service.router.counts.routed == (2 if retry else 1)
-    assert service.router.in_flight == 0
 
-
-async def test_a_replica_that_closes_without_an_answer_is_a_502_and_not_tried_again(router_for):
+async def test_a_lone_replica_that_closes_without_an_answer_is_a_502_and_not_tried_again(router_for):
     service, answer = await through_raw(router_for, b"")
     assert answer.startswith(b"HTTP/1.1 502 ")
     assert b"router: replica r0 failed" in answer
@@ -463,6 +462,10 @@ class Reader(BasePolicy):
     [
         ("/v1/completions", {"prompt": [5, 6, 7]}, [5, 6, 7], None),
         ("/v1/completions", {"prompt": [[5, 6, 7]]}, [5, 6, 7], None),
+        ("/v1/completions", {"prompt": [5, 6, 7], "token_ids": [9]}, [5, 6, 7], None),
+        ("/inference/v1/generate", {"token_ids": [5, 6, 7], "sampling_params": {}}, [5, 6, 7], None),
+        ("/inference/v1/generate", {"token_ids": "5", "sampling_params": {}}, None, None),
+        ("/inference/v1/generate", {"sampling_params": 7}, None, None),
         ("/v1/completions", {"prompt": "abc", "model": "m"}, [0, 1, 2], {"prompt": "abc", "model": "m"}),
         ("/v1/completions", {"prompt": ["abcd"]}, [0, 1, 2, 3], {"prompt": "abcd"}),
         (
@@ -488,6 +491,68 @@ async def test_tokens_come_from_the_body_or_from_a_replica(fleet, router_for, pa
     asked = [msgspec.json.decode(seen[3]) for seen in replica.seen if seen[1] == "/tokenize"]
     assert asked == ([question] if question else [])
     assert (list(policy.turn.prompt.token_ids()) if policy.turn.prompt else None) == tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/completions", {"prompt": [1], "max_tokens": 7}, 7),
+        ("/v1/chat/completions", {"messages": [], "max_tokens": 7, "max_completion_tokens": 5}, 5),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 9, "n": 1}}, 9),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": "9"}}, None),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": [9]}, None),
+    ],
+)
+async def test_what_a_client_asks_for_at_most_is_read_where_its_route_has_it(fleet, router_for, path, body, limit):
+    service = await router_for(await fleet(1))
+    service.router.policy = policy = Reader(rng=None)
+    async with aiohttp.ClientSession() as session, session.post(service.url + path, json=body) as answer:
+        assert answer.status == 200
+    assert policy.turn.max_tokens == limit
+
+
+async def test_token_in_requests_are_placed_by_their_tokens_and_counted_until_they_end(fleet, router_for, eventually):
+    """Field case BL-04: were they no load, every replica would look idle and the longest match win for ever."""
+    replicas = await fleet(4)
+    service = await router_for(replicas, policy="dynamo-approx")
+    gate = asyncio.Event()
+
+    async def stream(request, body):
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await gate.wait()
+        await response.write(b'data: {"request_id":"q","choices":[{"index":0,"token_ids":[7]}]}\n\ndata: [DONE]\n\n')
+        await response.write_eof()
+        return response
+
+    for replica in replicas:
+        replica.answer = stream
+    shared = list(range(320))
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(number):
+            body = {"token_ids": [*shared, *[number] * 32], "sampling_params": {"max_tokens": 4}, "stream": True}
+            headers = {"X-Session-ID": f"s{number}"}
+            async with session.post(f"{service.url}/inference/v1/generate", json=body, headers=headers) as answer:
+                return answer.status, await answer.read()
+
+        asked = [asyncio.create_task(ask(number)) for number in range(40)]
+        await eventually(lambda: service.router.in_flight == 40)
+        loads = [(view.in_flight, view.in_flight_tokens) for view in service.router.replicas()]
+        assert [tokens for _, tokens in loads] == [352 * requests for requests, _ in loads]
+        assert max(requests for requests, _ in loads) < 36  # no degenerate placement: nobody has 90 % of them
+        gate.set()
+        assert {status for status, _ in await asyncio.gather(*asked)} == {200}
+    assert service.router.in_flight == 0
+    assert {view.in_flight_tokens for view in service.router.replicas()} == {0}
+
+
+async def test_a_cut_body_ends_a_token_in_prompt_too(fleet, router_for):
+    service = await router_for(await fleet(1), proxy=ProxyConfig(faults=RouterFaults(body_truncate_bytes=100)))
+    service.router.policy = policy = Reader(rng=None)
+    async with aiohttp.ClientSession() as session:
+        await session.post(f"{service.url}/inference/v1/generate", json={"token_ids": [11] * 500})
+    assert 10 < policy.turn.prompt.tokens < 50
 
 
 async def test_a_replica_that_cannot_tokenise_costs_the_tokens_and_is_counted(fleet, router_for):
