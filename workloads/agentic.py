@@ -12,23 +12,25 @@ those marked [T] in its docs/TRACE_FORMAT.md; a lognormal spread is 2 ln(mean / 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import msgspec
 
-from workloads.distributions import (
-    Geometric,
-    Length,
-    LogNormal,
-    Pause,
-    check_length,
-    check_pause,
-    length_sampler,
-    pause_sampler_us,
+from workloads.distributions import Geometric, Length, LogNormal, Pause, check_length, largest
+from workloads.limits import (
+    ANY,
+    SESSIONS_MAX,
+    SOME,
+    SUBAGENTS_MAX,
+    TOKENS_MAX,
+    TURNS,
+    Whole,
+    at_least,
+    sessions,
+    share,
 )
-from workloads.limits import SESSIONS_MAX, SUBAGENTS_MAX, TOKENS_MAX, TURNS_MAX, at_least, sessions, share
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
@@ -39,13 +41,15 @@ class AgenticCoding(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fie
     """Keys of a `[workload]` table with `kind = "agentic-coding"`."""
 
     kind: ClassVar[str] = "agentic-coding"
+    pauses: ClassVar[tuple[str, ...]] = ("tool_time_ms",)
 
     task_count: int = msgspec.field(default=8, name="sessions")
     """Main agents; sub-agents come on top."""
     turns: Length = 16
     """Requests of a main agent; 16 in the example's validation output (README)."""
-    system_prompt_tokens: int = 15_307
-    """Tools and system prompt, the same for all main agents: 11,880 + 3,427 [T]."""
+    system_prompt_tokens: Length = 15_307
+    """Tools and system prompt, the same for all main agents, so a spread one is drawn once: 11,880 + 3,427 [T]; 0:
+    none."""
     first_input_tokens: Length = 3_798
     """The task itself: the first request of the format's example has 19,105 tokens [T], less tools and system."""
     tool_result_tokens: Length = LogNormal(mean=4_148, sigma=1.16, max=21_466)
@@ -55,47 +59,51 @@ class AgenticCoding(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fie
     """74,611 tokens over 184 requests [S]; their spread is not published, 1.0 is our choice."""
     tool_time_ms: Pause = LogNormal(mean=4_600, sigma=1.75, max=10_000)
     """Time between requests: mean 4.6 s, median 1.0 s [S], with AgentX's cap of 10 s on idle gaps."""
-    subagents: int = 4
+    subagents: Length = 4
     """Sub-agents a main agent calls in all, at turns that are drawn; 4 in the example (README)."""
     subagent_turns: Length = Geometric(mean=19)
     """(92 - 16) / 4 requests each (README)."""
     subagent_prefix: Literal["system", "context"] = "system"
-    subagent_system_prompt_tokens: int = 8_540
-    """With "system": 7,810 + 730 tokens that all sub-agents share [T]."""
+    subagent_system_prompt_tokens: Length = 8_540
+    """With "system": 7,810 + 730 tokens that all sub-agents share [T]; drawn once, 0: none."""
     subagent_input_tokens: Length = 1_429
     """The sub-agent's order: its first request has 9,969 tokens [T], less tools and system."""
     parallel_share: float = 0.5
     """Chance that a sub-agent is called by the same turn as the one before; then both run at once."""
     max_context_tokens: int = 120_000
-    """A session ends before a request that would be longer with its answer."""
+    """A session ends before a request that would be longer with its answer; a limit of the model, so one number."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         at_least("sessions", self.task_count, 1, SESSIONS_MAX)
-        at_least("system_prompt_tokens", self.system_prompt_tokens, 0, TOKENS_MAX)
-        at_least("subagent_system_prompt_tokens", self.subagent_system_prompt_tokens, 0, TOKENS_MAX)
-        check_length("turns", self.turns, 1, TURNS_MAX)
-        check_length("first_input_tokens", self.first_input_tokens, 1)
-        check_length("tool_result_tokens", self.tool_result_tokens, 1)
-        check_length("output_tokens", self.output_tokens, 1)
-        check_pause("tool_time_ms", self.tool_time_ms)
-        at_least("subagents", self.subagents, 0, SUBAGENTS_MAX)
-        check_length("subagent_turns", self.subagent_turns, 1, TURNS_MAX)
-        check_length("subagent_input_tokens", self.subagent_input_tokens, 1)
+        check_length("subagents", self.subagents, Whole(0, SUBAGENTS_MAX))
+        most, where = largest(self.subagents)
+        sessions("sessions x (1 + subagents)", self.task_count * (1 + most), where)
         share("parallel_share", self.parallel_share)
         at_least("max_context_tokens", self.max_context_tokens, 2, TOKENS_MAX)
-        sessions("sessions x (1 + subagents)", self.session_count)
+        super().__post_init__()
 
-    @property
-    def session_count(self) -> int:
-        return self.task_count * (1 + self.subagents)
+    def lengths(self) -> Mapping[str, Whole]:
+        return {
+            "turns": TURNS,
+            "system_prompt_tokens": ANY,
+            "first_input_tokens": SOME,
+            "tool_result_tokens": SOME,
+            "output_tokens": SOME,
+            "subagents": Whole(0, min(SUBAGENTS_MAX, SESSIONS_MAX // self.task_count - 1)),
+            "subagent_turns": TURNS,
+            "subagent_system_prompt_tokens": ANY,
+            "subagent_input_tokens": SOME,
+        }
+
+    def session_count(self, streams: Streams) -> int:
+        return self.task_count + self.total("subagents", self.task_count, streams)
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         prompts = streams["workloads.system_prompts"]
         systems: list[tuple[Span, ...]] = []
-        for tokens in (self.system_prompt_tokens, self.subagent_system_prompt_tokens):
-            span = (prompts.getrandbits(SPAN_ID_BITS), tokens)
-            systems.append((span,) if tokens else ())
+        for name in ("system_prompt_tokens", "subagent_system_prompt_tokens"):
+            span_id, tokens = prompts.getrandbits(SPAN_ID_BITS), self.sampler(name, streams)()
+            systems.append(((span_id, tokens),) if tokens else ())
         agents = _Agents(self, streams)
         for number in range(self.task_count):
             yield from agents.task(number, systems[0], systems[1])
@@ -125,13 +133,14 @@ class _Agents:
         self._table = table
         self._spans, self._ids = streams["workloads.spans"], streams["workloads.session_ids"]
         self._calls = streams["workloads.subagent_calls"]
-        self._turns = length_sampler(table.turns, streams["workloads.turns"], 1, TURNS_MAX)
-        self._first = length_sampler(table.first_input_tokens, streams["workloads.first_input_tokens"], 1)
-        self._result = length_sampler(table.tool_result_tokens, streams["workloads.tool_result_tokens"], 1)
-        self._output = length_sampler(table.output_tokens, streams["workloads.output_tokens"], 1)
-        self._tool_us = pause_sampler_us(table.tool_time_ms, streams["workloads.tool_time"])
-        self._sub_turns = length_sampler(table.subagent_turns, streams["workloads.subagent_turns"], 1, TURNS_MAX)
-        self._sub_input = length_sampler(table.subagent_input_tokens, streams["workloads.subagent_input_tokens"], 1)
+        self._turns = table.sampler("turns", streams)
+        self._first = table.sampler("first_input_tokens", streams)
+        self._result = table.sampler("tool_result_tokens", streams)
+        self._output = table.sampler("output_tokens", streams)
+        self._tool_us = table.pause_sampler_us("tool_time_ms", streams)
+        self._subagents = table.sampler("subagents", streams)
+        self._sub_turns = table.sampler("subagent_turns", streams)
+        self._sub_input = table.sampler("subagent_input_tokens", streams)
 
     def task(self, number: int, system: tuple[Span, ...], sub_system: tuple[Span, ...]) -> Iterator[Session]:
         """A main agent and then its sub-agents, in the order of their calls."""
@@ -156,7 +165,7 @@ class _Agents:
     def _draw_calls(self, turns: int) -> list[int]:
         """The turn that calls each sub-agent."""
         calls: list[int] = []
-        for _ in range(self._table.subagents):
+        for _ in range(self._subagents()):
             again, place = self._calls.random() < self._table.parallel_share, int(self._calls.random() * turns)
             calls.append(calls[-1] if calls and again else place)
         return calls

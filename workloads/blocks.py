@@ -10,38 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from workloads.spans import Span
+from workloads.splitmix import INCREMENT, Words, mix
 
-Keys = npt.NDArray[np.uint64]
-
-_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 _PLACE = np.uint64(0xD6E8FEB86659FD93)
 """Odd, so that places differ; any odd number does."""
-MASK = (1 << 64) - 1
 
 
-def mix(values: Keys) -> Keys:
-    """splitmix64's finaliser: a bijection that spreads every bit over all."""
-    with np.errstate(over="ignore"):
-        x = values + _INCREMENT
-        x = (x ^ (x >> _SHIFT_1)) * _MIX_1
-        x = (x ^ (x >> _SHIFT_2)) * _MIX_2
-        return x ^ (x >> _SHIFT_3)
-
-
-def mix_one(value: int) -> int:
-    """`mix` of one number; any Python int, taken modulo 2**64."""
-    x = (value + 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
-
-
-def block_keys(spans: Sequence[Span], block_size: int, salt: int = 0) -> Keys:
+def block_keys(spans: Sequence[Span], block_size: int, salt: int = 0) -> Words:
     """One key for each full block; with another `salt` all keys are others."""
     kept = [span for span in spans if span[1] > 0]
     ends = np.cumsum(np.array([tokens for _, tokens in kept], dtype=np.int64))
@@ -55,6 +32,6 @@ def block_keys(spans: Sequence[Span], block_size: int, salt: int = 0) -> Keys:
     inside = np.searchsorted(starts, cuts, side="right") - 1
     with np.errstate(over="ignore"):
         first = (cuts - starts[inside]).astype(np.uint64)
-        hashes = mix(mix(ids[inside] + first * _INCREMENT) + cuts.astype(np.uint64) * _PLACE)
+        hashes = mix(mix(ids[inside] + first * INCREMENT) + cuts.astype(np.uint64) * _PLACE)
         sums = np.cumsum(hashes, dtype=np.uint64)
     return mix(sums[np.searchsorted(cuts, edges[1:], side="left") - 1]) ^ np.uint64(salt)

@@ -6,11 +6,12 @@ whole next wave to where the last one was not. In a burst no replica has the pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
-from workloads.distributions import Length, check_length, length_sampler
-from workloads.limits import SESSIONS_MAX, TOKENS_MAX, at_least, milliseconds, sessions
+from workloads.distributions import Length, Pause, check_sessions, largest
+from workloads.limits import SESSIONS_MAX, SOME, Whole, at_least, milliseconds
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS
 from workloads.streams import Streams
@@ -22,36 +23,45 @@ class Waves(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     kind: ClassVar[str] = "waves"
     aliases: ClassVar[Mapping[str, str]] = {"input_len": "input_tokens", "output_len": "output_tokens"}
+    pauses: ClassVar[tuple[str, ...]] = ("every_ms",)
 
     waves: int = 4
-    wave_size: int = 64
+    wave_size: Length = 64
     """Requests of a wave, each with text of its own."""
-    input_tokens: int = 1000
-    """1,000 in and 1,000 out as in the field report behind this kind (llm-d-router issue 298)."""
-    output_tokens: int = 1000
-    every_ms: float = 0.0
-    """Time between the starts of two waves; 0: a closed loop, in which the answers of one wave start the next."""
+    input_tokens: Length = 1000
+    """1,000 in and 1,000 out as in the field report behind this kind (llm-d-router issue 298). Spread lengths show how
+    soon a closed loop falls out of phase."""
+    output_tokens: Length = 1000
+    every_ms: Pause = 0.0
+    """Time between the starts of two waves; 0: a closed loop, in which the answers of one wave start the next. A
+    distribution is always by the clock."""
 
     def __post_init__(self) -> None:
+        at_least("waves", self.waves, 1, SESSIONS_MAX)
+        check_sessions("waves", self.waves, "wave_size", self.wave_size)
         super().__post_init__()
-        for name in ("waves", "wave_size", "input_tokens", "output_tokens"):
-            at_least(name, getattr(self, name), 1, TOKENS_MAX if name.endswith("tokens") else SESSIONS_MAX)
-        milliseconds("every_ms", self.every_ms)
-        sessions("waves x wave_size", self.session_count)
 
-    @property
-    def session_count(self) -> int:
-        return self.waves * self.wave_size
+    def lengths(self) -> Mapping[str, Whole]:
+        return {
+            "wave_size": Whole(1, SESSIONS_MAX // self.waves),
+            "input_tokens": SOME,
+            "output_tokens": SOME,
+        }
+
+    def session_count(self, streams: Streams) -> int:
+        return self.total("wave_size", self.waves, streams)
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids = streams["workloads.spans"], streams["workloads.session_ids"]
-        for wave in range(self.waves):
-            for number in range(self.wave_size):
-                new = ((spans.getrandbits(SPAN_ID_BITS), self.input_tokens),)
+        size, length, output = (self.sampler(name, streams) for name in ("wave_size", "input_tokens", "output_tokens"))
+        gap_us = self.pause_sampler_us("every_ms", streams)
+        for wave, opens_us in enumerate(_openings_us(self.every_ms, self.waves, gap_us)):
+            for number in range(size()):
+                new = ((spans.getrandbits(SPAN_ID_BITS), length()),)
                 yield Session(
                     session_id=f"wave{wave:03d}-{number:05d}-{ids.getrandbits(32):08x}",
-                    turns=(Turn(0, new, (spans.getrandbits(SPAN_ID_BITS), self.output_tokens)),),
-                    start_us=round(wave * self.every_ms * 1000) if self.every_ms else None,
+                    turns=(Turn(0, new, (spans.getrandbits(SPAN_ID_BITS), output())),),
+                    start_us=opens_us,
                 )
 
 
@@ -61,49 +71,68 @@ class GroupBurst(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields
 
     kind: ClassVar[str] = "group-burst"
     aliases: ClassVar[Mapping[str, str]] = {"samples_per_prompt": "burst_size", "groups": "bursts"}
+    pauses: ClassVar[tuple[str, ...]] = ("every_ms",)
 
     bursts: int = 6
-    burst_size: int = 32
+    burst_size: Length = 32
     """Requests with the same prompt."""
-    every_ms: float = 10_000.0
-    """Time between the starts of two bursts; 0: a closed loop, whose slots take the requests in order."""
+    every_ms: Pause = 10_000.0
+    """Time between the starts of two bursts; 0: a closed loop, whose slots take the requests in order. A distribution
+    is always by the clock, and what it draws below within_ms is lifted to it, so that bursts do not overlap."""
     within_ms: float = 20.0
-    """The requests of a burst fall into this time, drawn alike."""
+    """The requests of a burst fall into this time, drawn alike; the width of a distribution already."""
     prompt_tokens: Length = 2048
     """Length of a burst's prompt, another text for every burst."""
     output_tokens: Length = 128
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         at_least("bursts", self.bursts, 1, SESSIONS_MAX)
-        at_least("burst_size", self.burst_size, 1, SESSIONS_MAX)
-        sessions("bursts x burst_size", self.session_count)
-        milliseconds("every_ms", self.every_ms)
+        check_sessions("bursts", self.bursts, "burst_size", self.burst_size)
         milliseconds("within_ms", self.within_ms)
-        if self.every_ms and self.within_ms > self.every_ms:
+        super().__post_init__()
+        every, where = largest(self.every_ms)
+        if every and self.within_ms > every:
             raise ValueError(
-                f"within_ms = {self.within_ms:g} is longer than every_ms = {self.every_ms:g}: bursts would "
+                f"within_ms = {self.within_ms:g} is longer than every_ms = {every:g}{where}: bursts would "
                 "overlap; shorten within_ms, or give every_ms = 0 for a closed loop"
             )
-        check_length("prompt_tokens", self.prompt_tokens, 1)
-        check_length("output_tokens", self.output_tokens, 1)
 
-    @property
-    def session_count(self) -> int:
-        return self.bursts * self.burst_size
+    def lengths(self) -> Mapping[str, Whole]:
+        return {
+            "burst_size": Whole(1, SESSIONS_MAX // self.bursts),
+            "prompt_tokens": SOME,
+            "output_tokens": SOME,
+        }
+
+    def session_count(self, streams: Streams) -> int:
+        return self.total("burst_size", self.bursts, streams)
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids, arrivals = (streams[f"workloads.{name}"] for name in ("spans", "session_ids", "arrivals"))
-        length = length_sampler(self.prompt_tokens, streams["workloads.prompt_tokens"], 1)
-        output = length_sampler(self.output_tokens, streams["workloads.output_tokens"], 1)
-        for burst in range(self.bursts):
+        size, length, output = (
+            self.sampler(name, streams) for name in ("burst_size", "prompt_tokens", "output_tokens")
+        )
+        gap_us, within_us = self.pause_sampler_us("every_ms", streams), math.ceil(self.within_ms * 1000)
+        openings_us = _openings_us(self.every_ms, self.bursts, lambda: max(gap_us(), within_us))
+        for burst, opens_us in enumerate(openings_us):
             prompt = ((spans.getrandbits(SPAN_ID_BITS), length()),)
-            opens_us = round(burst * self.every_ms * 1000)
-            offsets_us = sorted(int(arrivals.random() * self.within_ms * 1000) for _ in range(self.burst_size))
+            offsets_us = sorted(int(arrivals.random() * self.within_ms * 1000) for _ in range(size()))
             for number, offset_us in enumerate(offsets_us):
                 yield Session(
                     session_id=f"burst{burst:03d}-{number:03d}-{ids.getrandbits(32):08x}",
                     turns=(Turn(0, prompt, (spans.getrandbits(SPAN_ID_BITS), output())),),
                     group=f"burst-{burst}",
-                    start_us=opens_us + offset_us if self.every_ms else None,
+                    start_us=None if opens_us is None else opens_us + offset_us,
                 )
+
+
+def _openings_us(every_ms: Pause, count: int, gap_us: Callable[[], int]) -> Iterator[int | None]:
+    """When each wave or burst opens; None in a closed loop. Equal gaps are multiplied and not summed, which would add
+    up what rounding leaves."""
+    opens_us = 0
+    for number in range(count):
+        if isinstance(every_ms, int | float):
+            yield round(number * every_ms * 1000) if every_ms else None
+        else:
+            yield opens_us
+            opens_us += gap_us()

@@ -14,7 +14,7 @@ import msgspec
 
 from workloads.agentic import AgenticCoding
 from workloads.bursts import GroupBurst, Waves
-from workloads.distributions import Distributions
+from workloads.distributions import DISTRIBUTION_KEYS
 from workloads.errors import WorkloadConfigError, choose_from
 from workloads.multi_turn import MultiTurn
 from workloads.rag import Rag
@@ -92,14 +92,14 @@ def _explain(message: str, kind: str, table: Mapping[str, Any]) -> str:
         path = unknown["path"]
         if path:
             dist = table[path].get("dist")
-            keys = ("dist", *Distributions.KEYS.get(dist, ()))
+            keys = ("dist", *DISTRIBUTION_KEYS.get(dist, ()))
             return f"unknown key {unknown['key']!r} in {path}: {choose_from(unknown['key'], keys)}"
         key = unknown["key"]
         return f"unknown key {key!r} in workload {kind!r}: {choose_from(key, workload_keys(kind))}"
     if missing := _MISSING.match(message):
         path = missing["path"]
         if path and missing["key"] == "dist":
-            return f"{path} is a table without dist: add dist = one of {', '.join(Distributions.KEYS)}"
+            return f"{path} is a table without dist: add dist = one of {', '.join(DISTRIBUTION_KEYS)}"
         return f"{path or 'workload'} has no {missing['key']!r}: add it"
     other = _OTHER.match(message)
     path = (other["path"] if other else None) or ""
@@ -107,7 +107,7 @@ def _explain(message: str, kind: str, table: Mapping[str, Any]) -> str:
     key = path.removesuffix(".dist")
     if path.endswith(".dist"):
         found = table[key].get("dist")
-        return f"{key} has dist = {found!r}: {choose_from(str(found), Distributions.KEYS)}"
+        return f"{key} has dist = {found!r}: {choose_from(str(found), DISTRIBUTION_KEYS)}"
     if not path:
         return what
     found = table.get(key.split(".")[0].split("[")[0])

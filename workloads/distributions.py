@@ -11,11 +11,11 @@ import math
 import random
 from collections.abc import Callable
 from statistics import NormalDist
-from typing import ClassVar
+from typing import get_args
 
 import msgspec
 
-from workloads.limits import PAUSE_MS_MAX, TOKENS_MAX, shown
+from workloads.limits import PAUSE_MS_MAX, SESSIONS_MAX, TOKENS_MAX, Whole, sessions, shown
 
 _NORMAL = NormalDist()
 _WHOLE_MAX = 2**53
@@ -185,19 +185,14 @@ class Choice(_Distribution, frozen=True, kw_only=True, tag="choice"):
 
 Distribution = Uniform | LogNormal | Normal | Exponential | Geometric | Choice
 Length = int | Distribution
-"""A number of tokens or turns."""
+"""A whole number: of tokens, turns, chunks, requests."""
 Pause = float | Distribution
 """A time in milliseconds."""
 
-_KINDS: tuple[type[_Distribution], ...] = (Uniform, LogNormal, Normal, Exponential, Geometric, Choice)
-
-
-class Distributions:
-    """Names a table may give as `dist`, with the keys each takes; for messages and documentation."""
-
-    KEYS: ClassVar[dict[str, tuple[str, ...]]] = {
-        str(kind.__struct_config__.tag): tuple(kind.__struct_fields__) for kind in _KINDS
-    }
+DISTRIBUTION_KEYS: dict[str, tuple[str, ...]] = {
+    str(kind.__struct_config__.tag): tuple(kind.__struct_fields__) for kind in get_args(Distribution)
+}
+"""Names a table may give as `dist`, with the keys each takes; for messages."""
 
 
 def length_sampler(value: Length, rng: random.Random, floor: int, ceiling: int = TOKENS_MAX) -> Callable[[], int]:
@@ -217,38 +212,55 @@ def pause_sampler_us(value: Pause, rng: random.Random) -> Callable[[], int]:
     return lambda: round(min(max(sample(rng), 0.0), PAUSE_MS_MAX) * 1000)
 
 
-def check_length(name: str, value: Length, at_least: int, at_most: int = TOKENS_MAX) -> None:
-    """Refuses a number that cannot be a length. Spread ones are lifted to `at_least` and cut to `at_most` when drawn,
-    but not if their bounds or most of their samples lie beyond."""
+def largest(value: float | Distribution) -> tuple[float, str]:
+    """How large a number gets, and for a message where: a constant, the upper bound of a spread, or without one its
+    median."""
+    if isinstance(value, int | float):
+        return value, ""
+    if value.highest() < math.inf:
+        return value.highest(), " at its highest"
+    return value.median(), " in half of its samples or more"
+
+
+def check_length(name: str, value: Length, fits: Whole) -> None:
+    """Refuses a number that does not fit. Spread ones are lifted and cut when drawn, but not if their bounds or most
+    of their samples lie beyond."""
     highest = value if isinstance(value, int) else value.highest()
-    if highest < at_least:
-        raise ValueError(f"{name} = {shown(highest)} can never reach {at_least}: raise it")
-    _check_most(name, value, at_most, "")
+    if highest < fits.low:
+        raise ValueError(f"{name} = {shown(highest)} can never reach {fits.low}: raise it")
+    _check_most(name, value, fits.high, "", fits.why)
+
+
+def check_sessions(times_name: str, times: int, name: str, value: Length) -> None:
+    """Refuses a number of sessions, drawn `times` times, that together are more than a run can hold. Spread ones that
+    only may be are cut to their part of the most when drawn."""
+    check_length(name, value, Whole(1, SESSIONS_MAX))
+    most, where = largest(value)
+    sessions(f"{times_name} x {name}", times * most, where)
 
 
 def check_pause(name: str, value: Pause) -> None:
     """Refuses a pause that has no end or is always negative."""
     if isinstance(value, int | float) and not math.isfinite(value):
         raise ValueError(f"{name} = {value:g}: give a finite number of milliseconds")
-    lowest = value if isinstance(value, int | float) else value.lowest()
-    if -math.inf < lowest < 0:
-        raise ValueError(f"{name} goes down to {lowest:g}: a pause is 0 ms or more, so raise low (or set min = 0)")
-    highest = value if isinstance(value, int | float) else value.highest()
-    if not highest >= 0:
-        raise ValueError(f"{name} = {highest:g}: a pause is 0 ms or more")
+    if isinstance(value, int | float):
+        if value < 0:
+            raise ValueError(f"{name} = {value}: give a time in milliseconds; a pause is 0 ms or more")
+    elif value.highest() < 0:
+        raise ValueError(f"{name} = {value.highest():g} at its highest: a pause is 0 ms or more")
+    elif -math.inf < value.lowest() < 0:
+        raise ValueError(
+            f"{name} goes down to {value.lowest():g}: a pause is 0 ms or more, so raise low (or set min = 0)"
+        )
     _check_most(name, value, PAUSE_MS_MAX, " ms")
 
 
-def _check_most(name: str, value: float | Distribution, most: float, unit: str) -> None:
+def _check_most(name: str, value: float | Distribution, most: float, unit: str, why: str = "") -> None:
     """A constant or a bound above `most` is a slip of the pen; so is a spread whose usual sample is."""
-    if isinstance(value, int | float):
-        found, where = value, ""
-    elif value.highest() < math.inf:
-        found, where = value.highest(), " at its highest"
-    else:
-        found, where = value.median(), " in half of its samples or more"
+    found, where = largest(value)
     if not found <= most:
-        raise ValueError(f"{name} = {shown(found)}{unit}{where}: at most {most:,.0f}{unit} can be drawn, so lower it")
+        why = why or f"at most {most:,.0f}{unit} can be drawn, so lower it"
+        raise ValueError(f"{name} = {shown(found)}{unit}{where}: {why}")
 
 
 def _positive(name: str, value: float) -> None:

@@ -7,6 +7,8 @@ as at a `max`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 SESSIONS_MAX = 1_000_000
 """A run keeps every session's rows until it ends."""
 TURNS_MAX = 10_000
@@ -18,10 +20,25 @@ PAUSE_MS_MAX = 1e9
 CHUNKS_MAX = 1_000
 """Of one prompt."""
 CORPUS_CHUNKS_MAX = 100_000
+RETRIEVED_CHUNKS_MAX = 6_000_000
+"""Of all prompts: a million of six. They are drawn one by one, in about a microsecond each and three under a steep law,
+and whoever checks a scenario waits for it."""
 STEP_ROLLOUTS_MAX = 100_000
 """Its stragglers are drawn together."""
 SUBAGENTS_MAX = 100
 """Of one main agent, which is drawn together with them."""
+
+
+class Whole(NamedTuple):
+    """Which whole numbers a key may be, when it may be a distribution."""
+
+    low: int
+    high: int = TOKENS_MAX
+    why: str = ""
+    """Why there are no more, and the mend; without it the message only names the most."""
+
+
+SOME, ANY, TURNS = Whole(1), Whole(0), Whole(1, TURNS_MAX)
 
 
 def shown(value: float) -> str:
@@ -51,10 +68,11 @@ def milliseconds(name: str, value: float) -> None:
         raise ValueError(f"{name} = {value:g}: give a time in milliseconds, from 0 to {PAUSE_MS_MAX:g}")
 
 
-def sessions(what: str, count: int) -> None:
-    """Refuses more sessions than a run can hold; `what` names the keys that say how many there are."""
+def sessions(what: str, count: float, where: str = "") -> None:
+    """Refuses more sessions than a run can hold; `what` names the keys that say how many there are, `where` the part of
+    a distribution that does."""
     if count > SESSIONS_MAX:
         raise ValueError(
-            f"{what} = {shown(count)}: at most {SESSIONS_MAX:,} sessions can be drawn, as a run keeps the rows of all "
-            "until it ends; ask for fewer"
+            f"{what} = {shown(count)}{where}: at most {SESSIONS_MAX:,} sessions can be drawn, as a run keeps the rows "
+            "of all until it ends; ask for fewer"
         )

@@ -1,9 +1,8 @@
 """What a cache without a limit would have served: the ceiling of every hit rate.
 
 Prompts and answers are kept as a tree of spans, a tree for each cache salt, so cost and memory grow with spans and not
-with tokens. Hits are
-counted in the engine's block arithmetic: whole leading blocks only, and never the last token of a prompt, because
-something must be computed to get a first token.
+with tokens. Hits are counted in the engine's block arithmetic: whole leading blocks only, and never the last token of a
+prompt, because something must be computed to get a first token.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ Heavy tails come through distributions, such as `output_tokens = { dist = "logno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from workloads.distributions import Length, Pause, check_length, check_pause, length_sampler, pause_sampler_us
-from workloads.limits import SESSIONS_MAX, STEP_ROLLOUTS_MAX, TURNS_MAX, at_least, sessions
+from workloads.distributions import Length, Pause
+from workloads.limits import ANY, SESSIONS_MAX, SOME, STEP_ROLLOUTS_MAX, TURNS, Whole, at_least, sessions
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
@@ -21,15 +21,16 @@ from workloads.table import WorkloadTable
 
 
 class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of a `[workload]` table with `kind = "rl-rollout"`; lengths may also be distributions."""
+    """Keys of a `[workload]` table with `kind = "rl-rollout"`."""
 
     kind: ClassVar[str] = "rl-rollout"
+    pauses: ClassVar[tuple[str, ...]] = ("tool_time_ms",)
 
     steps: int = 6
     """Batches of rollouts."""
     rollouts_per_step: int = 8
     samples_per_prompt: int = 1
-    """Rollouts that share one first input; divides rollouts_per_step."""
+    """Rollouts that share one first input; divides rollouts_per_step, so that groups are whole."""
     turns: Length = 10
     first_input_tokens: Length = 2048
     tool_tokens: Length = 0
@@ -37,13 +38,14 @@ class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
     tool_time_ms: Pause = 0.0
     """How long the environment takes for it."""
     output_tokens: Length = 1024
-    stragglers: int = 2
-    """Rollouts of each step, drawn at random, whose last turn is long."""
+    stragglers: Length = 2
+    """Rollouts of each step, drawn at random, whose last turn is long; a spread one is drawn once a step."""
     straggler_last_output_tokens: Length = 8192
     barrier: bool = False
     """True: a step starts when all rollouts of the step before have ended."""
     weight_sync_every_steps: int = 0
-    """New weights after every so many steps, and none after the last; 0: never. See `syncs_after_step`."""
+    """New weights after every so many steps, and none after the last; 0: never. See `syncs_after_step`, which
+    drivers ask without drawing anything."""
 
     @classmethod
     def prepare(cls, table: dict[str, Any]) -> dict[str, Any]:
@@ -59,31 +61,30 @@ class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
         return table | {"rollouts_per_step": groups * samples}
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         at_least("steps", self.steps, 1, SESSIONS_MAX)
         at_least("rollouts_per_step", self.rollouts_per_step, 1, STEP_ROLLOUTS_MAX)
         at_least("samples_per_prompt", self.samples_per_prompt, 1)
-        sessions("steps x rollouts_per_step", self.session_count)
+        sessions("steps x rollouts_per_step", self.steps * self.rollouts_per_step)
         at_least("weight_sync_every_steps", self.weight_sync_every_steps, 0)
         if self.rollouts_per_step % self.samples_per_prompt:
             raise ValueError(
                 f"samples_per_prompt = {self.samples_per_prompt} does not divide rollouts_per_step = "
                 f"{self.rollouts_per_step}: a group would be cut; make one a multiple of the other"
             )
-        if not 0 <= self.stragglers <= self.rollouts_per_step:
-            raise ValueError(
-                f"stragglers = {self.stragglers}: a step has {self.rollouts_per_step} rollouts "
-                f"(rollouts_per_step), so give 0 to {self.rollouts_per_step}"
-            )
-        check_length("turns", self.turns, 1, TURNS_MAX)
-        check_length("first_input_tokens", self.first_input_tokens, 1)
-        check_length("tool_tokens", self.tool_tokens, 0)
-        check_length("output_tokens", self.output_tokens, 1)
-        check_length("straggler_last_output_tokens", self.straggler_last_output_tokens, 1)
-        check_pause("tool_time_ms", self.tool_time_ms)
+        super().__post_init__()
 
-    @property
-    def session_count(self) -> int:
+    def lengths(self) -> Mapping[str, Whole]:
+        few = f"a step has {self.rollouts_per_step} rollouts (rollouts_per_step), so give 0 to {self.rollouts_per_step}"
+        return {
+            "turns": TURNS,
+            "first_input_tokens": SOME,
+            "tool_tokens": ANY,
+            "output_tokens": SOME,
+            "stragglers": Whole(0, self.rollouts_per_step, few),
+            "straggler_last_output_tokens": SOME,
+        }
+
+    def session_count(self, streams: Streams) -> int:
         return self.steps * self.rollouts_per_step
 
     def syncs_after_step(self, step: int) -> bool:
@@ -92,16 +93,20 @@ class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids = streams["workloads.spans"], streams["workloads.session_ids"]
-        turns = length_sampler(self.turns, streams["workloads.turns"], 1, TURNS_MAX)
-        first = length_sampler(self.first_input_tokens, streams["workloads.first_input_tokens"], 1)
-        tool = length_sampler(self.tool_tokens, streams["workloads.tool_tokens"], 0)
-        output = length_sampler(self.output_tokens, streams["workloads.output_tokens"], 1)
-        long_output = length_sampler(
-            self.straggler_last_output_tokens, streams["workloads.straggler_last_output_tokens"], 1
+        turns, first, tool, output, long_output = (
+            self.sampler(name, streams)
+            for name in (
+                "turns",
+                "first_input_tokens",
+                "tool_tokens",
+                "output_tokens",
+                "straggler_last_output_tokens",
+            )
         )
-        tool_us = pause_sampler_us(self.tool_time_ms, streams["workloads.tool_time"])
+        stragglers = self.sampler("stragglers", streams, "straggler_count")
+        tool_us = self.pause_sampler_us("tool_time_ms", streams)
         for step in range(self.steps):
-            late = self._draw_stragglers(streams)
+            late = self._draw_stragglers(stragglers(), streams)
             shared: Span = (0, 0)
             for rollout in range(self.rollouts_per_step):
                 if rollout % self.samples_per_prompt == 0:
@@ -124,8 +129,8 @@ class RlRollout(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=
                     straggler=rollout in late,
                 )
 
-    def _draw_stragglers(self, streams: Streams) -> set[int]:
+    def _draw_stragglers(self, count: int, streams: Streams) -> set[int]:
         """A subset of the step's rollouts, all subsets of that size alike; one draw per straggler."""
         rng = streams["workloads.stragglers"]
         left = list(range(self.rollouts_per_step))
-        return {left.pop(int(rng.random() * len(left))) for _ in range(self.stragglers)}
+        return {left.pop(int(rng.random() * len(left))) for _ in range(count)}

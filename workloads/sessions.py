@@ -113,9 +113,8 @@ class Workload(Protocol):
         """True: sessions of a rollout step start only when all of the step before have ended."""
         ...
 
-    @property
-    def session_count(self) -> int:
-        """How many sessions `sessions` yields."""
+    def session_count(self, streams: Streams) -> int:
+        """How many sessions `sessions` yields. Draws only what says so; give fresh streams."""
         ...
 
     def sessions(self, streams: Streams) -> Iterator[Session]:

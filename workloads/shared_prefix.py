@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from workloads.distributions import Length, check_length, length_sampler
-from workloads.limits import SESSIONS_MAX, at_least, sessions, share
+from workloads.distributions import Length, check_sessions
+from workloads.limits import ANY, SESSIONS_MAX, SOME, Whole, at_least, share
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
 from workloads.streams import Streams
@@ -30,7 +30,8 @@ class SharedPrefix(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fiel
 
     num_groups: int = 10
     """Prefixes there are; 10 as vLLM's num-prefixes."""
-    num_prompts_per_group: int = 32
+    num_prompts_per_group: Length = 32
+    """Requests of a group, drawn once a group."""
     system_prompt_len: Length = 2048
     """Length of a group's prefix, drawn once a group."""
     question_len: Length = 256
@@ -41,30 +42,35 @@ class SharedPrefix(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fiel
     """Share of requests that begin with their group's prefix; the others have one of their own, just as long."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         at_least("num_groups", self.num_groups, 1, SESSIONS_MAX)
-        at_least("num_prompts_per_group", self.num_prompts_per_group, 1, SESSIONS_MAX)
-        sessions("num_groups x num_prompts_per_group", self.session_count)
-        check_length("system_prompt_len", self.system_prompt_len, 1)
-        check_length("question_len", self.question_len, 0)
-        check_length("output_len", self.output_len, 1)
+        check_sessions("num_groups", self.num_groups, "num_prompts_per_group", self.num_prompts_per_group)
         share("shared_fraction", self.shared_fraction)
+        super().__post_init__()
 
-    @property
-    def session_count(self) -> int:
-        return self.num_groups * self.num_prompts_per_group
+    def lengths(self) -> Mapping[str, Whole]:
+        return {
+            "num_prompts_per_group": Whole(1, SESSIONS_MAX // self.num_groups),
+            "system_prompt_len": SOME,
+            "question_len": ANY,
+            "output_len": SOME,
+        }
+
+    def session_count(self, streams: Streams) -> int:
+        return self.total("num_prompts_per_group", self.num_groups, streams)
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids = streams["workloads.spans"], streams["workloads.session_ids"]
         shared, order = streams["workloads.shared"], streams["workloads.order"]
-        question = length_sampler(self.question_len, streams["workloads.question_len"], 0)
-        output = length_sampler(self.output_len, streams["workloads.output_len"], 1)
-        length = length_sampler(self.system_prompt_len, streams["workloads.system_prompt_len"], 1)
+        question, output, length, size = (
+            self.sampler(name, streams)
+            for name in ("question_len", "output_len", "system_prompt_len", "num_prompts_per_group")
+        )
         drawn = streams["workloads.system_prompts"]
         prefixes: list[Span] = [(drawn.getrandbits(SPAN_ID_BITS), length()) for _ in range(self.num_groups)]
-        groups = array("l", range(self.num_groups)) * self.num_prompts_per_group
-        for number in range(self.session_count):
-            place = number + int(order.random() * (self.session_count - number))
+        sizes = [size() for _ in range(self.num_groups)]
+        groups = array("q", (group for k in range(max(sizes)) for group, n in enumerate(sizes) if k < n))
+        for number in range(len(groups)):
+            place = number + int(order.random() * (len(groups) - number))
             group, groups[place] = groups[place], groups[number]
             member = shared.random() < self.shared_fraction
             first = prefixes[group] if member else (spans.getrandbits(SPAN_ID_BITS), prefixes[group][1])
@@ -95,19 +101,18 @@ class UniformUnique(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fie
     output_tokens: Length = 128
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         at_least("requests", self.requests, 1, SESSIONS_MAX)
-        check_length("input_tokens", self.input_tokens, 1)
-        check_length("output_tokens", self.output_tokens, 1)
+        super().__post_init__()
 
-    @property
-    def session_count(self) -> int:
+    def lengths(self) -> Mapping[str, Whole]:
+        return {"input_tokens": SOME, "output_tokens": SOME}
+
+    def session_count(self, streams: Streams) -> int:
         return self.requests
 
     def draw(self, streams: Streams) -> Iterator[Session]:
         spans, ids = streams["workloads.spans"], streams["workloads.session_ids"]
-        length = length_sampler(self.input_tokens, streams["workloads.input_tokens"], 1)
-        output = length_sampler(self.output_tokens, streams["workloads.output_tokens"], 1)
+        length, output = (self.sampler(name, streams) for name in ("input_tokens", "output_tokens"))
         for number in range(self.requests):
             new = ((spans.getrandbits(SPAN_ID_BITS), length()),)
             yield Session(

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workloads.errors import SpanError
+from workloads.splitmix import INCREMENT, mix
 
 Span = tuple[int, int]
 """(span_id, tokens)"""
@@ -26,12 +27,6 @@ TOKEN_RANGE = 30_000
 """Ids end at 30,999: every vocabulary of 31,000 entries or more has them all."""
 SPAN_ID_BITS = 63
 """A span id also travels as the `seed` of a request, which is a signed 64-bit number on the wire."""
-
-# splitmix64 (Steele, Lea and Flood 2014): the increment is 2**64 divided by the golden ratio, made odd.
-_INCREMENT = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def token_ids(span_id: int, start: int, count: int) -> TokenIds:
@@ -47,11 +42,8 @@ def token_ids(span_id: int, start: int, count: int) -> TokenIds:
     if start < 0 or count < 0:
         raise SpanError(f"tokens {start} .. {start + count} of a span do not exist: start and count begin at 0")
     with np.errstate(over="ignore"):
-        x = np.arange(start + 1, start + 1 + count, dtype=np.uint64) * _INCREMENT + np.uint64(span_id)
-        x = (x ^ (x >> _SHIFT_1)) * _MIX_1
-        x = (x ^ (x >> _SHIFT_2)) * _MIX_2
-        x ^= x >> _SHIFT_3
-    return (x % np.uint64(TOKEN_RANGE)).astype(np.int64) + FIRST_TOKEN_ID
+        states = np.arange(start, start + count, dtype=np.uint64) * INCREMENT + np.uint64(span_id)
+    return (mix(states) % np.uint64(TOKEN_RANGE)).astype(np.int64) + FIRST_TOKEN_ID
 
 
 def prompt_token_ids(spans: Iterable[Span]) -> TokenIds:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workloads.limits import share
+
 WORTH_IT = 0.05
 """From 5 % more capacity on. The examples this was set by: 19 % and 22 % are called worth it, 3.6 % and 1.2 % not."""
 
@@ -22,8 +24,7 @@ def value_estimate(prefill_fraction: float, achievable: float, baseline: float, 
         "shared_fraction": shared_fraction,
     }
     for name, value in named.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} = {value:g}: give a share from 0 to 1")
+        share(name, value)
     return prefill_fraction * max(0.0, achievable - baseline) * shared_fraction
 
 

@@ -3,7 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads import prompt_token_ids
-from workloads.blocks import block_keys, mix, mix_one
+from workloads.blocks import block_keys
+from workloads.splitmix import mix, mix_one
 
 spans = st.lists(st.tuples(st.sampled_from([1, 2, 2**63 - 1]), st.integers(0, 40)), min_size=1, max_size=5)
 sizes = st.sampled_from([1, 4, 16])

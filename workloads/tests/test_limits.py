@@ -82,7 +82,7 @@ LARGEST = {
     "agentic-coding": {"sessions": 9_900, "subagents": 100, "turns": 10_000, "subagent_turns": 100},
     "group-burst": {"bursts": 10_000, "burst_size": 100},
     "multi-turn": {"sessions": SESSIONS_MAX, "turns": TURNS_MAX},
-    "rag": {"requests": SESSIONS_MAX, "corpus_chunks": 1_000, "chunks_per_request": 1_000, "popularity": 5},
+    "rag": {"requests": SESSIONS_MAX, "corpus_chunks": 100_000, "popularity": 5},
     "rl-rollout": {"steps": 100, "rollouts_per_step": 10_000, "stragglers": 10_000},
     "shared-prefix": {"num_groups": 1_000, "num_prompts_per_group": 1_000},
     "uniform-unique": {"requests": SESSIONS_MAX},
@@ -94,8 +94,74 @@ LARGEST = {
 def test_the_first_sessions_of_the_largest_workload_come_at_once(kind):
     """Nothing is drawn ahead but what belongs together; a hang would end the whole suite, so time is not measured."""
     workload = make_workload({"kind": kind, **LARGEST[kind]})
-    assert 900_000 <= workload.session_count <= SESSIONS_MAX
+    assert 900_000 <= workload.session_count(Streams(0)) <= SESSIONS_MAX
     assert len(list(islice(workload.sessions(Streams(0)), 2))) == 2
+
+
+def test_more_chunks_than_anybody_waits_for_are_refused_with_both_keys():
+    said = refused({"kind": "rag", "requests": 20_000, "corpus_chunks": 1_000, "chunks_per_request": 1_000})
+    assert "requests x chunks_per_request = 20000000: at most 6,000,000 chunks" in said
+    make_workload({"kind": "rag", "requests": 6_000, "corpus_chunks": 1_000, "chunks_per_request": 1_000})
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"kind": "waves", "wave_size": 10**6}, "waves x wave_size = 4000000: at most 1,000,000 sessions"),
+        (
+            {"kind": "waves", "wave_size": {"dist": "uniform", "low": 1, "high": 10**6}},
+            "waves x wave_size = 4e+06 at its highest: at most 1,000,000 sessions",
+        ),
+        (
+            {"kind": "group-burst", "burst_size": {"dist": "geometric", "mean": 9e5}},
+            "in half of its samples or more: at most 1,000,000 sessions",
+        ),
+        (
+            {"kind": "agentic-coding", "sessions": 10**5, "subagents": {"dist": "uniform", "low": 0, "high": 90}},
+            "sessions x (1 + subagents) = 9.1e+06 at its highest",
+        ),
+        (
+            {"kind": "agentic-coding", "subagents": {"dist": "choice", "values": [1, 900]}},
+            "subagents = 900 at its highest: at most 100",
+        ),
+        (
+            {"kind": "rl-rollout", "stragglers": {"dist": "uniform", "low": 0, "high": 9}},
+            "stragglers = 9 at its highest: a step has 8 rollouts",
+        ),
+        (
+            {"kind": "rag", "corpus_chunks": 8, "chunks_per_request": {"dist": "uniform", "low": 1, "high": 9}},
+            "chunks_per_request = 9 at its highest: the corpus has 8 chunks",
+        ),
+        (
+            {
+                "kind": "multi-turn",
+                "shared_system_prompts": 2,
+                "system_prompt_tokens": {"dist": "choice", "values": [0]},
+            },
+            "system_prompt_tokens = 0 at its highest: a shared system prompt has at least 1 token",
+        ),
+        (
+            {"kind": "group-burst", "every_ms": {"dist": "uniform", "low": 1, "high": 15}},
+            "within_ms = 20 is longer than every_ms = 15 at its highest",
+        ),
+    ],
+)
+def test_a_spread_count_is_refused_where_a_constant_would_be(table, says):
+    assert says in refused(table)
+
+
+def test_the_tail_of_a_spread_count_is_cut_to_what_can_be_drawn():
+    heavy = {"dist": "lognormal", "mean": 90, "sigma": 3}
+    waves = make_workload({"kind": "waves", "waves": 1_000, "wave_size": heavy})
+    counted = waves.session_count(Streams(0))
+    assert counted <= SESSIONS_MAX
+    assert counted == sum(1 for _ in waves.sessions(Streams(0)))
+    few = {"dist": "geometric", "mean": 5}
+    rag = make_workload({"kind": "rag", "corpus_chunks": 6, "chunks_per_request": few, "system_prompt_tokens": 0})
+    assert {len(s.turns[0].input) - 1 for s in rag.sessions(Streams(0))} == {1, 2, 3, 4, 5, 6}
+    steps = make_workload({"kind": "rl-rollout", "steps": 50, "stragglers": few})
+    late = Counter(s.rollout_step for s in steps.sessions(Streams(0)) if s.straggler)
+    assert max(late.values()) == 8
 
 
 def test_all_ranks_of_the_steepest_law_are_drawn_in_the_end():
@@ -116,6 +182,27 @@ def test_leaving_used_up_ranks_out_changes_no_chance(exponent):
             last = [w for rank, w in enumerate(weights) if rank not in (first, second)]
             chance += weights[first] / sum(weights) * weights[second] / sum(left) * weights[third] / sum(last)
         assert abs(seen - count * chance) < 5 * (count * chance) ** 0.5 + 3
+
+
+@pytest.mark.parametrize(("exponent", "count"), [(0.0, 38), (1.0, 36), (2.0, 20), (5.0, 12)])
+def test_a_law_of_the_free_ranks_draws_each_as_often_as_drawing_again_does(exponent, count):
+    """Against the plain way, over enough ranks that laws are made anew while drawing."""
+    ranks, rounds = _Zipf(40, exponent), 1_500
+    weights = [(rank + 1) ** -exponent for rank in range(40)]
+    seen, plain = Counter(), Counter()
+    rng = random.Random(2)
+    for _ in range(rounds):
+        seen.update(ranks.draw(count, rng)[-3:])
+        left = dict(enumerate(weights))
+        picked = []
+        for _ in range(count):
+            (rank,) = rng.choices(list(left), list(left.values()))
+            picked.append(rank)
+            del left[rank]
+        plain.update(picked[-3:])
+    assert sum(seen.values()) == sum(plain.values()) == 3 * rounds
+    for rank in range(40):
+        assert abs(seen[rank] - plain[rank]) < 5 * (seen[rank] + plain[rank]) ** 0.5 + 3
 
 
 @pytest.mark.parametrize(

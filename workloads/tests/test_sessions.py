@@ -12,13 +12,16 @@ lengths = st.one_of(
         lambda low, more: {"dist": "uniform", "low": low, "high": low + more}, st.integers(1, 20), st.integers(0, 40)
     ),
 )
+small = st.integers(1, 5)
+spread_small = st.just({"dist": "uniform", "low": 0, "high": 4})
+gaps = st.just({"dist": "exponential", "mean": 40})
 multi_turn = st.fixed_dictionaries(
     {
         "kind": st.just("multi-turn"),
         "sessions": st.integers(1, 5),
         "turns": st.one_of(st.integers(1, 5), lengths),
         "shared_system_prompts": st.integers(0, 3),
-        "system_prompt_tokens": st.integers(1, 40),
+        "system_prompt_tokens": st.one_of(st.integers(1, 40), lengths, st.just({"dist": "choice", "values": [0, 9]})),
         "first_input_tokens": lengths,
         "input_tokens": st.one_of(st.just(0), lengths),
         "output_tokens": lengths,
@@ -35,17 +38,16 @@ rl_rollout = st.fixed_dictionaries(
         "first_input_tokens": lengths,
         "tool_tokens": st.one_of(st.just(0), lengths),
         "output_tokens": lengths,
-        "stragglers": st.integers(0, 4),
+        "stragglers": st.one_of(st.integers(0, 4), spread_small),
         "straggler_last_output_tokens": st.just(300),
         "barrier": st.booleans(),
     }
 )
-small = st.integers(1, 5)
 shared_prefix = st.fixed_dictionaries(
     {
         "kind": st.just("shared-prefix"),
         "num_groups": small,
-        "num_prompts_per_group": small,
+        "num_prompts_per_group": st.one_of(small, spread_small),
         "system_prompt_len": lengths,
         "question_len": st.one_of(st.just(0), lengths),
         "output_len": lengths,
@@ -58,10 +60,10 @@ rag = st.fixed_dictionaries(
         "requests": small,
         "corpus_chunks": st.integers(5, 9),
         "chunk_tokens": lengths,
-        "chunks_per_request": small,
+        "chunks_per_request": st.one_of(small, spread_small),
         "popularity": st.floats(0, 5),
         "chunk_order": st.sampled_from(["drawn", "ranked"]),
-        "system_prompt_tokens": st.integers(0, 20),
+        "system_prompt_tokens": st.one_of(st.integers(0, 20), spread_small),
     }
 )
 agentic = st.fixed_dictionaries(
@@ -69,8 +71,9 @@ agentic = st.fixed_dictionaries(
         "kind": st.just("agentic-coding"),
         "sessions": small,
         "turns": st.integers(1, 6),
-        "system_prompt_tokens": st.integers(0, 60),
-        "subagents": st.integers(0, 4),
+        "system_prompt_tokens": st.one_of(st.integers(0, 60), spread_small),
+        "subagents": st.one_of(st.integers(0, 4), spread_small),
+        "subagent_system_prompt_tokens": st.one_of(st.integers(0, 60), spread_small),
         "subagent_turns": st.integers(1, 4),
         "subagent_prefix": st.sampled_from(["system", "context"]),
         "max_context_tokens": st.sampled_from([20_000, 120_000]),
@@ -82,16 +85,18 @@ together = st.one_of(
         {
             "kind": st.just("waves"),
             "waves": small,
-            "wave_size": small,
-            "every_ms": st.sampled_from([0.0, 5.5]),
+            "wave_size": st.one_of(small, spread_small),
+            "input_tokens": lengths,
+            "output_tokens": lengths,
+            "every_ms": st.one_of(st.sampled_from([0.0, 5.5]), gaps),
         }
     ),
     st.fixed_dictionaries(
         {
             "kind": st.just("group-burst"),
             "bursts": small,
-            "burst_size": small,
-            "every_ms": st.sampled_from([0.0, 50.0]),
+            "burst_size": st.one_of(small, spread_small),
+            "every_ms": st.one_of(st.sampled_from([0.0, 50.0]), gaps),
             "prompt_tokens": lengths,
         }
     ),
@@ -130,7 +135,7 @@ def test_the_same_seed_gives_the_same_sessions(table, seed):
 def test_every_session_can_be_sent(table, seed):
     workload = make_workload(table)
     sessions = drawn(table, seed)
-    assert len(sessions) == workload.session_count
+    assert len(sessions) == workload.session_count(Streams(seed))
     assert len({s.session_id for s in sessions}) == len(sessions)
     for session in sessions:
         assert [t.index for t in session.turns] == list(range(len(session.turns)))

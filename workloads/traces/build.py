@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.blocks import MASK, mix, mix_one
 from workloads.sessions import Session, Turn
 from workloads.spans import SPAN_ID_BITS, Span
+from workloads.splitmix import MASK, mix, mix_one
 from workloads.traces.rows import Row, check_row, digest
 
 REMEMBERED_BLOCKS_MAX = 100_000
@@ -279,12 +279,12 @@ class Builder:
         row, following = rows[i], rows[i + 1] if i + 1 < len(rows) else None
         if row.answer is not None:
             return self._salted((row.answer,))[0][0]
-        hashed = following is not None and row.hash_ids is not None and not following.only_new
-        if hashed and following is not None and self._goes_on(row, following):
-            block = row.input_tokens // row.block_size
-            for name in self._block_ids(following, block, block + 1):
-                return self._derived(_ANSWER, name)
-        return self._derived(_ANSWER, digest(row.session, i))
+        of_its_own = self._derived(_ANSWER, digest(row.session, i))
+        if row.hash_ids is None or following is None or following.only_new or not self._goes_on(row, following):
+            return of_its_own
+        block = row.input_tokens // row.block_size
+        names = self._block_ids(following, block, block + 1)
+        return self._derived(_ANSWER, names[0]) if names else of_its_own
 
     def _loose(self, row: Row, i: int) -> int:
         """Text that no id names: the session's own."""

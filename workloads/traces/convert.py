@@ -19,7 +19,7 @@ import numpy as np
 
 from workloads.errors import TraceError
 from workloads.sessions import Session, Turn
-from workloads.spans import Span, prompt_tokens, token_ids
+from workloads.spans import Span, common_prefix_tokens, prompt_tokens, token_ids
 from workloads.streams import Streams
 from workloads.table import WorkloadTable
 from workloads.traces.files import sidecar_of
@@ -41,8 +41,8 @@ class BlockIds:
 
     def of(self, prompt: tuple[Span, ...]) -> tuple[int, ...]:
         """One id a block, the partial block at the end included."""
-        size, total = self.block_size, prompt_tokens(prompt)
-        kept = min(_common(self._spans, prompt), total) // size
+        size = self.block_size
+        kept = common_prefix_tokens(self._spans, prompt) // size
         del self._ids[kept:], self._links[kept:]
         tokens = _tokens_from(prompt, kept * size)
         link = self._links[-1] if self._links else b""
@@ -56,16 +56,6 @@ class BlockIds:
                 self._ids.append(ids[-1])
         self._spans = prompt
         return tuple(ids)
-
-
-def _common(a: tuple[Span, ...], b: tuple[Span, ...]) -> int:
-    """Leading tokens of whole spans that both have."""
-    tokens = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        tokens += x[1]
-    return tokens
 
 
 def _tokens_from(prompt: tuple[Span, ...], place: int) -> Any:

@@ -89,9 +89,9 @@ class Trace(WorkloadTable, frozen=True, kw_only=True, forbid_unknown_fields=True
         path = table.get("path")
         return table | {"path": os.path.abspath(path)} if isinstance(path, str) and path else table
 
-    @property
-    def session_count(self) -> int:
-        """Found by reading the trace once, and remembered for as long as the files do not change."""
+    def session_count(self, streams: Streams) -> int:
+        """Found by reading the trace once, and remembered for as long as the files do not change; no stream has a say
+        in it."""
         stats = [path.stat() for path in trace_files(self.path)]
         key = (self, tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
         if key not in _COUNTS:
