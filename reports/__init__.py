@@ -47,6 +47,7 @@ from reports.records import (
 )
 from reports.rules import Rule, Rules, default_rules, read_rules, rules_of
 from reports.run import SCHEMA_VERSION, RunResult, finish_run, read_run, render_reports, start_run
+from reports.stages import stages_of
 from reports.terminal import console, mode_comparison, terminal_table
 
 __all__ = [
@@ -119,6 +120,7 @@ __all__ = [
     "save_baseline",
     "self_test",
     "self_test_table",
+    "stages_of",
     "start_run",
     "terminal_table",
     "winner",

@@ -6,7 +6,7 @@ sum of the windows, so a pooled figure is not a mean of means.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,14 @@ from reports.tails import tail_idle_replica_s, tpot_replica_spread
 DISTRIBUTIONS = tuple(metric.name for metric in METRICS.values() if metric.kind == "distribution")
 # A bound may be set on what a request itself decides; not on what the load generator did to it.
 SLO_KEYS = tuple(name for name in PER_REQUEST if name not in ("sched_lag_ms", "client_wait_ms"))
+FAILURES: dict[str, Callable[[Rows], Mask]] = {
+    "errors": lambda rows: rows.status("error"),
+    "collateral_errors": lambda rows: (
+        rows.status("error") & (rows.frame["error_class"] == "router").to_numpy(dtype=bool, na_value=False)
+    ),
+    "incomplete": lambda rows: rows.status("incomplete") | cancelled(rows),
+}
+"""Which requests each count of failures holds."""
 
 
 def arm_metrics(
@@ -56,9 +64,7 @@ def arm_metrics(
         **distributions(rows, DISTRIBUTIONS),
         **cache_metrics(rows, fleet, ceiling),
         "requests": len(steady),
-        "errors": int(steady.status("error").sum()),
-        "collateral_errors": int((steady.status("error") & _of_class(steady, "router")).sum()),
-        "incomplete": int((steady.status("incomplete") | steady.status("cancelled")).sum()),
+        **{name: int(mask_of(steady).sum()) for name, mask_of in FAILURES.items()},
         "requests_per_s": successes / seconds if successes and seconds else None,
         "output_tokens_per_s": _token_rate(steady, "output_tokens", seconds),
         "input_tokens_per_s": _token_rate(steady, "prompt_tokens", seconds),
@@ -110,10 +116,6 @@ def arms_of(requests: pd.DataFrame, fleet: pd.DataFrame) -> list[tuple[str, int]
     order = {router: place for place, router in enumerate(pd.unique(pairs["router"]))}
     arms = {(str(router), int(repeat)) for router, repeat in pairs.itertuples(index=False)}
     return sorted(arms, key=lambda arm: (order[arm[0]], arm[1]))
-
-
-def _of_class(rows: Rows, word: str) -> Mask:
-    return (rows.frame["error_class"] == word).to_numpy(dtype=bool, na_value=False)
 
 
 def _index_size_max(samples: pd.DataFrame | None) -> int | None:

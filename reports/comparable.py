@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from reports.display import number, percent
+from reports.health import UNACCOUNTED, WARM
 from reports.why import flags
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ ASKED = {
     "faults": "other-faults",
     "churn": "other-churn",
 }
+_TOLD = {WARM: "warm-start", UNACCOUNTED: "missing-records"}  # reasons of health that have a code of their own
 RECORDS_SHARE_MIN = 0.95  # of the baseline's requests; below, records are missing
 
 
@@ -43,7 +45,9 @@ def complaints(
         return
     yield from _unfit(baseline, "the baseline", errors_max)
     apart = list(different(current, baseline))
-    yield from (Complaint(code, text, force) for code, text in apart)
+    yield from (
+        Complaint(code, f"{text}: run the same scenario, or save a new baseline", force) for code, text in apart
+    )
     gone = [name for name in baseline.routers if name not in current.routers]
     if gone and current.routers:
         text = f"the baseline has {', '.join(gone)} and this run has not: run them too"
@@ -92,16 +96,6 @@ def notes(current: RunResult, baseline: RunResult | None) -> Iterator[str]:
 def _unfit(run: RunResult, name: str, errors_max: float) -> Iterator[Complaint]:
     if run.status != "complete":
         yield Complaint("partial", f"{name} is {run.status}, not complete: run it to its end")
-    reasons = list(run.health.get("reasons", ()))
-    if run.health.get("verdict") not in ("ok", "degraded"):
-        warm = any(reason.startswith("warm start") for reason in reasons)
-        why = reasons[0] if reasons else "no reason is given"
-        yield Complaint("warm-start" if warm else "invalid-health", f"{name} is invalid: {why}")
-    if run.status == "complete" and not run.routers:
-        yield Complaint("no-figures", f"{name} holds no figures: run it again")
-    for flag in flags(run.routers):
-        if flag.kind == "warm-start":
-            yield Complaint("warm-start", f"{name}: {flag.text}; start every arm with empty caches")
     for router, metrics in run.routers.items():
         asked = metrics["requests"]
         failed = metrics["errors"] + metrics["incomplete"]
@@ -113,6 +107,16 @@ def _unfit(run: RunResult, name: str, errors_max: float) -> Iterator[Complaint]:
                 f"{name}: {failed:,} of {asked:,} requests of {router} failed ({percent(failed / asked)}, allowed "
                 f"{percent(errors_max)}), and latency over the rest would flatter it: see error_class in its rows",
             )
+    reasons = list(run.health.get("reasons", ()))
+    if run.health.get("verdict") not in ("ok", "degraded"):
+        why = reasons[0] if reasons else "no reason is given"
+        code = next((code for words, code in _TOLD.items() if any(words in reason for reason in reasons)), "")
+        yield Complaint(code or "invalid-health", f"{name} is invalid: {why}")
+    if run.status == "complete" and not run.routers:
+        yield Complaint("no-figures", f"{name} holds no figures: run it again")
+    for flag in flags(run.routers):
+        if flag.kind == "warm-start":
+            yield Complaint("warm-start", f"{name}: {flag.text}; start every arm with empty caches")
 
 
 def different(current: RunResult, baseline: RunResult) -> Iterator[tuple[str, str]]:
@@ -124,9 +128,9 @@ def different(current: RunResult, baseline: RunResult) -> Iterator[tuple[str, st
     for part, code in ASKED.items():
         changed = list(_changed(current.scenario.get(part), baseline.scenario.get(part), part))
         if changed:
-            text = f"{part} differs from the baseline's: {'; '.join(changed[:4])}"
+            text = "; ".join(changed[:4])
             held = _held(current, baseline) if part in ("workload", "load") else ""
-            yield code, f"{text}{held}: run the same scenario, or save a new baseline"
+            yield code, f"{text}{held}"
     counts = [len({each["repeat"] for each in run.repeats}) for run in (baseline, current)]
     if current.mode == "sim" and counts[0] != counts[1] and current.routers:
         yield "other-repeats", f"{counts[1]} repeats where the baseline has {counts[0]}: other sessions are pooled"

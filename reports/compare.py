@@ -3,7 +3,8 @@
 The best router is named winner only if it is better than every other by more than the interval of that difference, at
 95 % shared out over the comparisons, and by more than half a percent. Otherwise it is too close to call. Arms ran the
 same sessions, so differences are taken between like sessions: what both arms found hard cancels out. With three or more
-repeats the interval comes from the spread between repeats, which also holds the machine's own noise.
+repeats the interval comes from the spread between repeats, which also holds the machine's own noise; not of failures,
+which are too rare for that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.intervals import COMPARED_AS_SHARE, Estimate, estimates, has_model, t_quantile
+from reports.intervals import COMPARED_AS_SHARE, Estimate, alike, estimates, has_model, t_quantile
 from reports.metrics_table import direction_of, lookup
 from reports.rows import Rows
 
@@ -148,14 +149,14 @@ def _difference(
     """Interval of a - b, and what it rests on."""
     pairs = [(_compared(x, address), _compared(y, address)) for x, y in zip(a.repeats, b.repeats, strict=False)]
     gaps = [x - y for x, y in pairs if x is not None and y is not None]
-    if len(gaps) >= REPEATS_MIN:
+    if len(gaps) >= REPEATS_MIN and address not in COMPARED_AS_SHARE:
         mean = math.fsum(gaps) / len(gaps)
         error = math.sqrt(math.fsum((gap - mean) ** 2 for gap in gaps) / (len(gaps) - 1) / len(gaps))
         half = t_quantile((1 + confidence) / 2, len(gaps) - 1) * error
         return (mean - half, mean + half), f"{len(gaps)} repeats"
     one = estimates(address, a.rows, a.fleet, slo, confidence)
     two = estimates(address, b.rows, b.fleet, slo, confidence)
-    intervals = [_interval_of_difference(x, y) for x, y in zip(one, two, strict=False)]
+    intervals = [_interval_of_difference(*alike(x, y, confidence)) for x, y in zip(one, two, strict=False)]
     if not intervals:
         return None, "too few sessions" if has_model(address) else NOT_JUDGED
     return (
@@ -165,7 +166,8 @@ def _difference(
 
 
 def _interval_of_difference(a: Estimate, b: Estimate) -> tuple[float, float]:
-    """Of a - b, from both intervals and the correlation of like units (method of variance estimates recovery)."""
+    """Of a - b, from both intervals and the correlation of like units: the method of variance estimates recovery, which
+    for two shares is Newcombe's (1998) hybrid of Wilson's intervals."""
     rho = _correlation(a, b)
     difference = a.value - b.value
     down = (a.value - a.low, b.high - b.value)

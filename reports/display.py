@@ -93,5 +93,10 @@ def shares(placement: Mapping[str, int] | None) -> str:
     return f"{100 * min(placement.values()) / total:.1f} to {100 * max(placement.values()) / total:.1f}"
 
 
+def in_markdown(text: str) -> str:
+    """A text from outside inside a table's cell."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
 def join(words: list[str], last: str = "and") -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}" if words else ""

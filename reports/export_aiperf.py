@@ -1,7 +1,7 @@
 """One router's figures under aiperf's names: the profile as JSON and CSV, and a line of JSON for every request.
 
-Percentiles are interpolated as aiperf's are. Its `inter_token_latency` is our TPOT (decode mean of an answer), its
-`request_latency` our end to end. Its first chunk's tokens are taken as one, which is what a replica streams here.
+Percentiles are interpolated as aiperf's are. Its `inter_token_latency` is our token gap, a mean over an answer; its
+`request_latency` our end to end. Where nobody told how many tokens a first chunk held, it is taken for one token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reports.latency import PER_REQUEST
-from reports.rows import Floats, Mask, Rows
+from reports.rows import Floats, Ints, Mask, Rows, arm_rows
 
 if TYPE_CHECKING:
     from reports.run import RunResult
@@ -26,6 +26,7 @@ _CSV = ("avg", "min", "max", "sum", *(f"p{percentile}" for percentile in PERCENT
 _TITLES = {
     "time_to_first_token": "Time to First Token",
     "time_to_second_token": "Time to Second Token",
+    "time_to_first_output_token": "Time to First Output Token",
     "inter_token_latency": "Inter Token Latency",
     "request_latency": "Request Latency",
     "output_token_throughput_per_user": "Output Token Throughput Per User",
@@ -42,20 +43,15 @@ _TITLES = {
 _LATENCIES = {
     "time_to_first_token": "ttft_ms",
     "time_to_second_token": "ttst_ms",
-    "inter_token_latency": "tpot_ms",
+    "time_to_first_output_token": "first_content_ms",
+    "inter_token_latency": "token_gap_ms",
     "request_latency": "e2e_ms",
 }
 
 
-def arm_rows(run: RunResult, router: str, repeat: int) -> Rows:
-    frame = run.requests
-    mask = ((frame["router"] == router) & (frame["repeat"] == repeat)).to_numpy(dtype=bool)
-    return Rows(frame[mask].sort_values("sent_us", kind="stable"))
-
-
 def aiperf_document(run: RunResult, router: str, repeat: int) -> dict[str, Any]:
     """profile_export_aiperf.json of one arm."""
-    rows = arm_rows(run, router, repeat)
+    rows = arm_rows(run.requests, router, repeat)
     steady = rows.steady
     failed = steady.frame[~steady.ok]
     kinds = failed["error_class"].fillna(failed["status"]).value_counts()
@@ -72,7 +68,7 @@ def aiperf_csv(run: RunResult, router: str, repeat: int) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["Metric", *_CSV])
-    for tag, figure in _profile(arm_rows(run, router, repeat).steady):
+    for tag, figure in _profile(arm_rows(run.requests, router, repeat).steady):
         unit = figure["unit"]
         cells = ["" if figure.get(key) is None else f"{figure[key]:.6g}" for key in _CSV]
         writer.writerow([f"{_TITLES[tag]} ({unit})", *cells])
@@ -81,8 +77,8 @@ def aiperf_csv(run: RunResult, router: str, repeat: int) -> str:
 
 def aiperf_lines(run: RunResult, router: str, repeat: int) -> Iterator[str]:
     """profile_export.jsonl: one object a request, instants in nanoseconds since the arm's start."""
-    rows = arm_rows(run, router, repeat)
-    values = {tag: PER_REQUEST[name](rows) for tag, name in _LATENCIES.items()}
+    rows = arm_rows(run.requests, router, repeat)
+    values = {tag: _values(name, rows) for tag, name in _LATENCIES.items()}
     lengths = {f"{word}_sequence_length": rows.column(f"{column}_tokens") for word, column in _LENGTHS.items()}
     sent, end, due = (rows.column(name) for name in ("sent_us", "end_us", "scheduled_us"))
     turn = rows.column("turn")
@@ -117,10 +113,10 @@ _LENGTHS = {"input": "prompt", "output": "output"}
 
 def _profile(steady: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
     for tag, name in _LATENCIES.items():
-        values, known = PER_REQUEST[name](steady)
+        values, known = _values(name, steady)
         yield from _figure(tag, "ms", values[known] / 1_000)
-    tpot, known = PER_REQUEST["tpot_ms"](steady)
-    yield from _figure("output_token_throughput_per_user", "tokens/sec/user", 1e6 / tpot[known & (tpot > 0)])
+    gap, known = _values(_LATENCIES["inter_token_latency"], steady)
+    yield from _figure("output_token_throughput_per_user", "tokens/sec/user", 1e6 / gap[known & (gap > 0)])
     for word, column in _LENGTHS.items():
         found = steady.column(f"{column}_tokens")
         yield from _figure(f"{word}_sequence_length", "tokens", found.values[steady.ok & found.known])
@@ -140,6 +136,15 @@ def _profile(steady: Rows) -> Iterator[tuple[str, dict[str, Any]]]:
     if prompt.values[served].sum():
         share = 100 * float(cached.values[served].sum()) / float(prompt.values[served].sum())
         yield "overall_usage_prompt_cache_read_pct", {"unit": "%", "avg": share}
+
+
+def _values(name: str, rows: Rows) -> tuple[Ints | Floats, Mask]:
+    values, known = PER_REQUEST[name](rows)
+    if name != "token_gap_ms":
+        return values, known
+    tpot, usable = PER_REQUEST["tpot_ms"](rows)
+    untold = usable & ~rows.column("first_chunk_tokens").known
+    return np.where(untold, tpot, values), known | untold
 
 
 def _figure(tag: str, unit: str, values: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reports.latency import PER_REQUEST
-from reports.rows import Floats, Rows
+from reports.loops import loop_of
+from reports.rows import Floats, Rows, arm_rows
 
 if TYPE_CHECKING:
     from reports.run import RunResult
@@ -27,9 +28,7 @@ _STATISTICS: dict[str, Callable[[Floats], Any]] = {
 
 def vllm_document(run: RunResult, router: str, repeat: int) -> dict[str, Any]:
     """The document of one arm. Unknown figures are null, as in everything we write."""
-    frame = run.requests
-    mask = ((frame["router"] == router) & (frame["repeat"] == repeat)).to_numpy(dtype=bool)
-    steady = Rows(frame[mask].sort_values("sent_us", kind="stable")).steady
+    steady = arm_rows(run.requests, router, repeat).steady
     ok = steady.ok
     prompt, output = steady.column("prompt_tokens"), steady.column("output_tokens")
     seconds = steady.window_us / 1e6
@@ -49,7 +48,7 @@ def vllm_document(run: RunResult, router: str, repeat: int) -> dict[str, Any]:
         "mode": run.mode,
         "seed": run.seed,
         "repeat": repeat,
-        "request_rate": load.get("rate_per_s") or "inf",
+        "request_rate": _request_rate(run, router, repeat),
         "burstiness": load.get("burstiness", 1.0),
         "max_concurrency": load.get("concurrency"),
         "duration": seconds,
@@ -75,6 +74,15 @@ def vllm_document(run: RunResult, router: str, repeat: int) -> dict[str, Any]:
         "latencies": _per_request(steady, "e2e_ms"),
         "queue_times": _per_request(steady, "sched_lag_ms"),
     }
+
+
+def _request_rate(run: RunResult, router: str, repeat: int) -> float | str | None:
+    """Requests a second as they fell due, also where a scenario counts sessions; "inf" of a closed loop, as vLLM's."""
+    if loop_of(run.scenario) == "closed":
+        return "inf"
+    own = [each for each in run.stages if (each["router"], each["repeat"]) == (router, repeat) and each["asked_per_s"]]
+    seconds = sum(each["requests"] / each["asked_per_s"] for each in own)
+    return round(sum(each["requests"] for each in own) / seconds, 6) if seconds else None
 
 
 def _sample(rows: Rows, name: str) -> Floats:

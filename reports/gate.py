@@ -67,6 +67,11 @@ class GateResult:
         return EXIT_CODES[self.outcome]
 
     @property
+    def code(self) -> str:
+        """Why a run cannot be judged, in a word that a program can rely on; else the outcome."""
+        return next((complaint.code for complaint in self.complaints if not complaint.forced), self.outcome)
+
+    @property
     def reason(self) -> str:
         """The verdict in one line."""
         standing = [complaint for complaint in self.complaints if not complaint.forced]
@@ -89,6 +94,7 @@ class GateResult:
             "schema_version": 1,
             "outcome": self.outcome,
             "exit_code": self.exit_code,
+            "code": self.code,
             "reason": self.reason,
             "scenario": self.scenario,
             "mode": self.mode,

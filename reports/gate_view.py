@@ -15,6 +15,7 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
+from reports.display import in_markdown
 from reports.gate import GateResult, Line
 from reports.injections import Injection
 from reports.rules import rule_lines
@@ -67,19 +68,26 @@ def self_test_table(found: Sequence[Injection]) -> RenderableType:
 
 def gate_markdown(result: GateResult) -> str:
     """For a job summary or a comment."""
-    lines = [f"## Gate: {result.outcome}", "", f"{_md(result.scenario)}, {result.mode}, seed {result.seed}.", ""]
-    lines += [f"- **{one.code}**{' (forced)' if one.forced else ''}: {_md(one.text)}" for one in result.complaints]
+    lines = [
+        f"## Gate: {result.outcome}",
+        "",
+        f"{in_markdown(result.scenario)}, {result.mode}, seed {result.seed}.",
+        "",
+    ]
+    lines += [
+        f"- **{one.code}**{' (forced)' if one.forced else ''}: {in_markdown(one.text)}" for one in result.complaints
+    ]
     if result.complaints:
         lines.append("")
     if result.lines:
         lines += ["| | router | rule | found |", "| --- | --- | --- | --- |"]
         lines += [
             f"| {'' if line.outcome == 'pass' else '**'}{line.outcome}{'' if line.outcome == 'pass' else '**'} "
-            f"| {_md(line.router)} | `{_md(line.rule)}` | {_md(line.detail)} |"
+            f"| {in_markdown(line.router)} | `{in_markdown(line.rule)}` | {in_markdown(line.detail)} |"
             for line in _worst_first(result.lines)
         ]
         lines.append("")
-    lines += [f"- {_md(note)}" for note in result.notes]
+    lines += [f"- {in_markdown(note)}" for note in result.notes]
     return "\n".join([*lines, ""])
 
 
@@ -124,10 +132,11 @@ def _lines_table(lines: Sequence[Line]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("", no_wrap=True)
     table.add_column("router", overflow="fold", max_width=18)
-    table.add_column("rule", overflow="fold", max_width=28)
+    table.add_column("rule", overflow="fold", max_width=30)
     table.add_column("found", overflow="fold")
     for line in lines:
-        table.add_row(Text(line.outcome, style=STYLES[line.outcome]), line.router, Text(line.rule), Text(line.detail))
+        outcome = Text(line.outcome, style=STYLES[line.outcome])
+        table.add_row(outcome, *map(Text, (line.router, line.rule, line.detail)))
     return table
 
 
@@ -137,7 +146,3 @@ def _worst_first(lines: Sequence[Line]) -> list[Line]:
 
 def _xml(text: str) -> str:
     return text.translate(_ILLEGAL)
-
-
-def _md(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

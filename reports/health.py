@@ -18,11 +18,11 @@ from reports.display import number
 from reports.latency import PER_REQUEST, nearest_rank
 from reports.records import OFF_RATE
 from reports.rows import Rows
+from reports.stages import rate_missed, stages_left_out
 
 LAG_MS_INVALID = 100.0
 LAG_SHARE_DEGRADED = 0.10  # of the TTFT median
 LATENESS_MS_DEGRADED = 5.0
-ACHIEVED_SHARE_MIN = 0.95
 ERROR_SHARE_DEGRADED = 0.01
 ERROR_SHARE_INVALID = 0.10
 """From here on the answers that came say little of those that did not: survivors flatter."""
@@ -32,6 +32,9 @@ STANDSTILL_MS_INVALID = 2_000.0
 # steps is nearly its maximum, so their p99 would be the p99.99 of the steps.
 LATENESS_PERCENTILE = 90
 
+WARM, UNACCOUNTED = "warm start", "are accounted for where"
+"""Words by which the gate knows these two reasons and gives each a code of its own."""
+
 Verdict = Literal["ok", "degraded", "invalid"]
 
 
@@ -40,8 +43,6 @@ class HealthFacts:
     """What the rows cannot tell; whoever drives the run fills in what it knows."""
 
     asked_requests: int | None = None  # requests the plan held, warm-up included, over all arms
-    asked_per_s: float | None = None  # open loop only
-    achieved_per_s: float | None = None
     cpu_warnings: tuple[str, ...] = ()  # the load generator's own, as it gave them
     lost_processes: tuple[str, ...] = ()  # names that died without being asked to
     warm_arms: Mapping[str, int] = field(default_factory=dict)  # arm -> blocks cached before its first request
@@ -51,10 +52,20 @@ class HealthFacts:
     notes: tuple[str, ...] = ()  # further reasons to call the run degraded, in whole sentences
 
 
-def health(requests: pd.DataFrame, fleet: pd.DataFrame, facts: HealthFacts | None = None) -> dict[str, Any]:
-    """`{"verdict": "ok" | "degraded" | "invalid", "reasons": [sentence, ...]}`, worst reasons first."""
+def health(
+    requests: pd.DataFrame,
+    fleet: pd.DataFrame,
+    facts: HealthFacts | None = None,
+    stages: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """`{"verdict": "ok" | "degraded" | "invalid", "reasons": [sentence, ...]}`, worst reasons first.
+
+    `stages` are those of `stages_of`. Of a load in stages one that fell behind is left out, and the others stand.
+    """
     facts = facts or HealthFacts()
     invalid, degraded = _told(facts)
+    invalid += rate_missed(stages)
+    degraded += stages_left_out(stages)
     _accounting(requests, facts, invalid)
     arms = _arms(requests, fleet)
     _success(arms, invalid, degraded)
@@ -97,19 +108,9 @@ def _told(facts: HealthFacts) -> tuple[list[str], list[str]]:
         invalid.append(
             f"the load generator ran out of CPU ({warning}): lower the concurrency, or give it more processes or cores"
         )
-    if (
-        facts.asked_per_s
-        and facts.achieved_per_s is not None
-        and facts.achieved_per_s < ACHIEVED_SHARE_MIN * facts.asked_per_s
-    ):
-        invalid.append(
-            f"{number(facts.achieved_per_s, 2)} requests/s were sent where {number(facts.asked_per_s, 2)} were asked "
-            f"(bound {ACHIEVED_SHARE_MIN:.0%}): lower the rate or give the load generator more processes"
-        )
     for arm, blocks in facts.warm_arms.items():
         invalid.append(
-            f"warm start: {arm} began with {blocks:,} cached blocks: reset the replicas or start fresh "
-            "ones before each arm"
+            f"{WARM}: {arm} began with {blocks:,} cached blocks: reset the replicas or start fresh ones before each arm"
         )
     for arm in facts.unverified_arms:
         degraded.append(
@@ -127,7 +128,7 @@ def _told(facts: HealthFacts) -> tuple[list[str], list[str]]:
 def _accounting(requests: pd.DataFrame, facts: HealthFacts, invalid: list[str]) -> None:
     if facts.asked_requests is not None and len(requests) != facts.asked_requests:
         invalid.append(
-            f"{len(requests):,} requests are accounted for where {facts.asked_requests:,} were planned: "
+            f"{len(requests):,} requests {UNACCOUNTED} {facts.asked_requests:,} were planned: "
             "the run was cut, or rows were lost; run it again to the end"
         )
     elif requests.empty:

@@ -23,6 +23,7 @@ from markupsafe import Markup
 from reports.compare import CONFIDENCE, MEANINGFUL, TOO_CLOSE, make_arms
 from reports.display import cell, label, number, percent, shares, unit, value_text
 from reports.ingresses import INGRESS_HEADS, ingress_rows
+from reports.intervals import COMPARED_AS_SHARE
 from reports.load_line import load_lines
 from reports.loops import loop_rows
 from reports.metric import DISTRIBUTION_KEYS
@@ -41,7 +42,7 @@ SECTIONS = {
     "cache": ("Cache and placement", "Where requests went, and how much of their prompts was already there."),
     "load": (
         "Load of each replica over time",
-        "One panel per router, the same scale in all; lines far apart mean an uneven load. Colours as in Placement.",
+        "One panel per router, the same scale in all; lines far apart mean an uneven load.",
     ),
 }
 
@@ -141,9 +142,12 @@ def _detail(address: str, found: Mapping[str, Any]) -> str:
     if not found.get("winner"):
         return f"{found['best']} or {found['runner_up']}"
     text = f"{percent(found['gain'])} better than {found['runner_up']}"
-    if found.get("interval") and address not in ("errors", "incomplete"):
+    if found.get("interval"):
         least = min(abs(bound) for bound in found["interval"])
-        text += f"; by at least {value_text(address, least)} {points(address)}"
+        if address in COMPARED_AS_SHARE:
+            text += f"; by at least {number(100 * least, 1)} points of the requests"
+        else:
+            text += f"; by at least {value_text(address, least)} {points(address)}"
     return text
 
 

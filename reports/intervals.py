@@ -3,27 +3,28 @@
 Turns of one session share their fate, and so do requests that were under way together, so there are two ways to count
 what is independent: by session (by step, for makespans) and by slice of the window (the only one for rates). Both are
 given; who compares takes the wider. A percentile gets the interval of ranks that its share of values below it may take
-(Woodruff's method with clusters); means and shares get the linearised cluster variance. Nothing is drawn: the same rows
-give the same interval. Where a rank would lie beyond the largest value, as with a p99 over few values, the interval
-reaches as far again beyond the largest value.
+(Woodruff's method with clusters); means and ratios get the linearised cluster variance. A share of requests, such as
+those that failed, gets Wilson's score interval for as many requests as it is worth (its count over Kish's design
+effect), which also holds for 0 of 100. Nothing is drawn: the same rows give the same interval. Where a rank would lie
+beyond the largest value, as with a p99 over few values, the interval reaches as far again beyond the largest value.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
 
-from reports.arms import DISTRIBUTIONS, cancelled, good_requests
+from reports.arms import DISTRIBUTIONS, FAILURES, cancelled, good_requests
 from reports.balance import LOAD_COLUMNS, load_bins
 from reports.latency import nearest_rank, sample
 from reports.rows import SLICES, Floats, Ints, Mask, Rows
 
-UNITS_MIN = 3  # sessions, steps or slices below which there is no interval
+UNITS_MIN = 3  # sessions, steps, slices or repeats below which there is no interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,14 @@ class Estimate:
     units: Ints  # sorted: sessions, steps or slices, numbered alike in every arm
     scores: Floats  # what each unit adds to the deviation of the figure
     paired: float = 1.0  # share of the standard error that the units explain; only that can cancel between arms
+    count: int | None = None  # of a share of requests: how many these are
 
 
 def estimates(
     address: str, rows: Rows, fleet: pd.DataFrame, slo: dict[str, float], confidence: float
 ) -> tuple[Estimate, ...]:
-    """By session and by slice, as far as the figure has them, in this order for every arm.
+    """By session, by slice and, of a share of requests, by repeat, as far as the figure has them; the same order for
+    every arm.
 
     Empty where the figure is unknown, has no model of chance, or rests on fewer than UNITS_MIN units.
     """
@@ -55,13 +58,17 @@ def estimates(
         return _percentiles(values, int(statistic[1:]), units, confidence) if statistic.startswith("p") else ()
     if name == "load_cv":
         return _load_cv(rows, fleet, LOAD_COLUMNS[statistic], confidence)
-    if name in _RATIOS:
-        steady = rows.steady
-        ratio = _RATIOS[name](steady, slo)
-        if ratio is None:
-            return ()
-        mask, parts, wholes = ratio
+    steady = rows.steady
+    if name == "hit_rate":
+        mask, parts, wholes = _hits(steady)
         return _ratios(parts[mask], wholes[mask], (steady.sessions[mask], steady.slices[mask]), confidence)
+    if name in _SHARES:
+        found_share = _SHARES[name](steady, slo)
+        if found_share is None:
+            return ()
+        mask, hits = found_share
+        units, repeats = (steady.sessions[mask], steady.slices[mask]), steady.column("repeat").values[mask]
+        return _shares(hits[mask], units, repeats, confidence)
     return _rate(rows, name, slo, confidence)
 
 
@@ -70,7 +77,7 @@ def has_model(address: str) -> bool:
     name, _, statistic = address.partition(".")
     if name in DISTRIBUTIONS:
         return statistic == "mean" or statistic.startswith("p")
-    return name == "load_cv" or name in _RATIOS or name in _RATES
+    return name in ("load_cv", "hit_rate") or name in _SHARES or name in _RATES
 
 
 def t_quantile(probability: float, freedom: int) -> float:
@@ -151,35 +158,81 @@ def _percentiles(values: Floats, percentile: int, units: Sequence[Ints], confide
     return tuple(found)
 
 
-Ratio = tuple[Mask, Floats, Floats]  # which rows, and their parts and wholes
+def _shares(hits: Mask, units: Sequence[Ints], repeats: Ints, confidence: float) -> tuple[Estimate, ...]:
+    """Of a share of requests. Repeats are units too where there are enough: a replica that died in one of them says
+    little of the next; but too few to tell what their arms have in common."""
+    count = len(hits)
+    if not count:
+        return ()
+    value = float(hits.mean())
+    found = []
+    for each in (*units, repeats):
+        names, scores = _sum_by(each, (hits - value) / count)
+        if len(names) >= UNITS_MIN:
+            share = Estimate(value, value, value, names, scores, float(each is not repeats), count)
+            found.append(_wilson(share, _design_effect(share), confidence))
+        elif each is not repeats:
+            return ()
+    return tuple(found)
 
 
-def _requests_that(mask_of: Callable[[Rows], Mask]) -> Callable[[Rows, dict[str, float]], Ratio | None]:
-    def ratio(steady: Rows, slo: dict[str, float]) -> Ratio:
-        return np.ones(len(steady), dtype=bool), mask_of(steady).astype(np.float64), np.ones(len(steady))
+def alike(a: Estimate, b: Estimate, confidence: float) -> tuple[Estimate, Estimate]:
+    """Shares of two arms, both with the larger of their design effects: an arm in which nothing failed cannot tell
+    whether failures come alone or in crowds. Other figures stay as they are."""
+    if a.count is None or b.count is None:
+        return a, b
+    effect = max(_design_effect(a), _design_effect(b))
+    return _wilson(a, effect, confidence), _wilson(b, effect, confidence)
 
-    return ratio
+
+def _design_effect(share: Estimate) -> float:
+    """Variance by units / variance if every request stood alone (Kish); never below 1."""
+    alone = _alone(share)
+    return max(1.0, _error(share.scores) ** 2 / alone) if alone else 1.0
 
 
-def _hits(steady: Rows, slo: dict[str, float]) -> Ratio:
+def _alone(share: Estimate) -> float:
+    return share.value * (1 - share.value) / (share.count or 1)
+
+
+def _wilson(share: Estimate, effect: float, confidence: float) -> Estimate:
+    """Wilson's score interval for as many requests as the share is worth."""
+    worth = max(1.0, (share.count or 1) / effect)
+    square = NormalDist().inv_cdf((1 + confidence) / 2) ** 2 / worth
+    middle = (share.value + square / 2) / (1 + square)
+    half = math.sqrt(square * (share.value * (1 - share.value) + square / 4)) / (1 + square)
+    error = math.sqrt(_alone(share) * effect)
+    explained = min(1.0, _error(share.scores) / error) if error and share.paired else 0.0
+    low, high = min(middle - half, share.value), max(middle + half, share.value)
+    return replace(share, low=low, high=high, paired=explained)
+
+
+def _hits(steady: Rows) -> tuple[Mask, Floats, Floats]:
+    """Which requests tell, and their cached and prompt tokens."""
     prompt, cached = steady.column("prompt_tokens"), steady.column("cached_tokens")
     served = steady.ok & prompt.known & cached.known
     return served, cached.values.astype(np.float64), prompt.values.astype(np.float64)
 
 
-def _attained(steady: Rows, slo: dict[str, float]) -> Ratio | None:
+Share = tuple[Mask, Mask]  # which rows, and which of them count
+
+
+def _of_all(mask_of: Callable[[Rows], Mask]) -> Callable[[Rows, dict[str, float]], Share | None]:
+    return lambda steady, slo: (np.ones(len(steady), dtype=bool), mask_of(steady))
+
+
+def _attained(steady: Rows, slo: dict[str, float]) -> Share | None:
     good = good_requests(steady, slo)
-    return None if good is None else (~cancelled(steady), good.astype(np.float64), np.ones(len(steady)))
+    return None if good is None else (~cancelled(steady), good)
 
 
-_RATIOS: dict[str, Callable[[Rows, dict[str, float]], Ratio | None]] = {
-    "hit_rate": _hits,
+_SHARES: dict[str, Callable[[Rows, dict[str, float]], Share | None]] = {
     "slo_attainment": _attained,
-    "errors": _requests_that(lambda steady: steady.status("error")),
-    "incomplete": _requests_that(lambda steady: steady.status("incomplete") | steady.status("cancelled")),
+    **{name: _of_all(mask_of) for name, mask_of in FAILURES.items()},
 }
-# Counts are compared as shares of what was sent: arms need not have sent equally many.
-COMPARED_AS_SHARE = ("errors", "incomplete")
+COMPARED_AS_SHARE = tuple(FAILURES)
+"""Counts that are compared as shares of what was sent, as arms need not have sent equally many. Few repeats of a rare
+failure say nothing by their spread, so these are counted by session, slice and repeat."""
 _RATES = ("output_tokens_per_s", "input_tokens_per_s", "request_goodput", "requests_per_s")
 
 

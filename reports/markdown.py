@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from reports.compare import TOO_CLOSE
-from reports.display import cell, label, shares, unit
+from reports.display import cell, in_markdown, label, shares, unit
 from reports.ingresses import INGRESS_HEADS, ingress_rows
 from reports.load_line import load_lines
 from reports.loops import loop_rows
@@ -45,7 +45,7 @@ def markdown(run: RunResult) -> str:
         lines += [f"Where requests were that came to no good end (`unfinished` in run.json): {counted}.", ""]
     if not names:
         return "\n".join([*lines, "No figures: the run did not come to its end.", ""])
-    lines.append(f"| | unit | {' | '.join(names)} | winner |")
+    lines.append(f"| | unit | {' | '.join(map(in_markdown, names))} | winner |")
     lines.append(f"| --- | --- | {' | '.join('---:' for _ in names)} | --- |")
     winners = run.verdict.get("winners", {})
     addresses = table_addresses(run.scenario, run.routers)
@@ -60,7 +60,7 @@ def markdown(run: RunResult) -> str:
             f"**{cell(run.routers[name], address)}**" if name == best else cell(run.routers[name], address)
             for name in names
         ]
-        won = best or (TOO_CLOSE if found.get("best") else found.get("basis", ""))
+        won = in_markdown(best or (TOO_CLOSE if found.get("best") else found.get("basis", "")))
         lines.append(f"| {label(address)} | {unit(address)} | {' | '.join(cells)} | {won} |")
     lines += _ingresses(run) + _stages(run) + _loops(run)
     shown = dict.fromkeys(metric_of(address).name for address in addresses if address != PLACEMENT_ROW)
@@ -82,14 +82,14 @@ def _ingresses(run: RunResult) -> list[str]:
     if not rows:
         return []
     head = ["", f"| {' | '.join(INGRESS_HEADS)} |", f"| --- | --- |{' ---: |' * (len(INGRESS_HEADS) - 2)}"]
-    return [*head, *(f"| {' | '.join(row)} |" for row in rows)]
+    return [*head, *(f"| {' | '.join(map(in_markdown, row))} |" for row in rows)]
 
 
 def _stages(run: RunResult) -> list[str]:
     if not run.stages:
         return []
     head = ["", f"| {' | '.join(STAGE_HEADS)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]
-    return [*head, *(f"| {' | '.join(row)} |" for row in stage_rows(run.stages))]
+    return [*head, *(f"| {' | '.join(map(in_markdown, row))} |" for row in stage_rows(run.stages))]
 
 
 def _loops(run: RunResult) -> list[str]:
@@ -99,5 +99,8 @@ def _loops(run: RunResult) -> list[str]:
     head = ["", "| ratio | | open loop (primary) | closed loop |", "| --- | --- | ---: | ---: |"]
     return [
         *head,
-        *(f"| {title} | {pair} | {one} | {two}{' **!**' if apart else ''} |" for title, pair, one, two, apart in rows),
+        *(
+            f"| {title} | {in_markdown(pair)} | {one} | {two}{' **!**' if apart else ''} |"
+            for title, pair, one, two, apart in rows
+        ),
     ]

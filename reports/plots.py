@@ -16,12 +16,12 @@ import pandas as pd
 from reports.compare import Arm
 from reports.latency import sample
 from reports.metrics_table import METRICS
-from reports.plot_parts import Plot, first_repeat, log_ticks, share_of, thin, trace_of
+from reports.plot_parts import Plot, first_repeat, log_ticks, replicas_of, share_of, thin, trace_of
 from reports.plots_cache import hit_rate, waterfall
 from reports.plots_lanes import swim_lanes
 from reports.plots_routing import Churn, index_size, mark_churn, placement_against_load
 from reports.plots_time import latency_over_time, time_spent
-from reports.rows import Floats, Ints, replica_names
+from reports.rows import Floats, Ints
 
 CURVE_POINTS = 240
 SERIES_POINTS = 100
@@ -33,7 +33,7 @@ def plots(arms: Sequence[Arm], router_samples: pd.DataFrame | None = None, churn
     """Every plot for which the run has figures, in the order of the page; `churn` is marked where time is an axis."""
     drawn = [
         _makespans(arms),
-        *(_distribution(arms, name, note) for name, note in DISTRIBUTIONS_DRAWN),
+        *(_distribution(arms, name, note) for name, note in DISTRIBUTIONS_DRAWN if not _again(arms, name)),
         *(latency_over_time(arms, name) for name in OVER_TIME_DRAWN),
         swim_lanes(arms),
         time_spent(arms),
@@ -67,25 +67,29 @@ DISTRIBUTIONS_DRAWN = (
 )
 OVER_TIME_DRAWN = ("ttft_ms", "tpot_ms")
 LOADS_DRAWN = (
-    ("running", "Running requests", "requests in the batch of each replica"),
-    ("waiting", "Waiting requests", "requests in the queue of each replica"),
-    ("used_blocks", "KV blocks in use", "blocks held by requests of each replica"),
+    ("running", "Running requests", "requests in the batch of each replica", "requests"),
+    ("waiting", "Waiting requests", "requests in the queue of each replica", "requests"),
+    ("used_blocks", "KV blocks in use", "blocks held by requests of each replica", "blocks"),
 )
 
 
 def _distribution(arms: Sequence[Arm], name: str, note: str) -> Plot | None:
-    data = []
+    """In seconds where nothing is below one."""
+    data: list[dict[str, Any]] = []
     for place, arm in enumerate(arms):
         found = sample(name, arm.rows)
         if found is None or not len(found.values):
             continue
         shares, values = _curve(found.values)
-        trace = trace_of(place, arm.name, x=thin(values / 1_000, 3), y=thin(100 * shares, 3))
-        trace["hovertemplate"] = f"%{{y:.1f}} % within %{{x:,.1f}} ms<extra>{arm.name}</extra>"
-        data.append(trace)
+        data.append(trace_of(place, arm.name, x=thin(values / 1_000, 3), y=thin(100 * shares, 3)))
+    unit = "s" if data and min(value for trace in data for value in trace["x"]) >= 1_000 else "ms"
+    for trace in data:
+        if unit == "s":
+            trace["x"] = [round(value / 1_000, 3) for value in trace["x"]]
+        trace["hovertemplate"] = f"%{{y:.1f}} % within %{{x:,.1f}} {unit}<extra>{trace['name']}</extra>"
     drawn = [value for trace in data for value in trace["x"] if value > 0]
     layout = {
-        "xaxis": {"type": "log", "title": {"text": "ms, log scale"}, **log_ticks(drawn)},
+        "xaxis": {"type": "log", "title": {"text": f"{unit}, log scale"}, **log_ticks(drawn)},
         "yaxis": {
             "title": {"text": f"% of {_COUNTED.get(name, 'requests')}"},
             "range": [0, 101],
@@ -95,6 +99,11 @@ def _distribution(arms: Sequence[Arm], name: str, note: str) -> Plot | None:
     }
     section = "rollouts" if name == "group_completion_ms" else "latency"
     return Plot(f"ecdf-{name}", METRICS[name].title, note, data, layout, section=section) if data else None
+
+
+def _again(arms: Sequence[Arm], name: str) -> bool:
+    """Whether a curve says what another says: sessions of one turn are requests."""
+    return name == "session_e2e_ms" and not any((arm.rows.column("turn").values > 0).any() for arm in arms)
 
 
 _COUNTED = {"session_e2e_ms": "sessions", "group_completion_ms": "groups"}
@@ -110,7 +119,7 @@ def _curve(values: Ints | Floats) -> tuple[Floats, Floats]:
 
 def _placement(arms: Sequence[Arm]) -> Plot | None:
     known = [arm for arm in arms if arm.metrics["placement"]]
-    names = list(dict.fromkeys(name for arm in known for name in arm.metrics["placement"]))
+    names = replicas_of(arms)
     data = []
     for place, replica in enumerate(names):
         counts = [arm.metrics["placement"].get(replica, 0) for arm in known]
@@ -124,7 +133,8 @@ def _placement(arms: Sequence[Arm]) -> Plot | None:
                 "y": [arm.name for arm in known],
                 "x": shares,
                 "customdata": counts,
-                "text": [f"{replica} {share:.0f} %" if share >= 9 else "" for share in shares],
+                "text": [f"{replica} {share:.0f} %" if share >= 12 else "" for share in shares],
+                "textangle": 0,
                 "textposition": "inside",
                 "insidetextanchor": "middle",
                 "hovertemplate": f"{replica}: %{{x:.1f}} % (%{{customdata:,}} requests)<extra>%{{y}}</extra>",
@@ -134,7 +144,7 @@ def _placement(arms: Sequence[Arm]) -> Plot | None:
     layout = {
         "barmode": "stack",
         "bargap": 0.35,
-        "xaxis": {"title": {"text": "% of requests"}, "range": [0, 100]},
+        "xaxis": {"title": {"text": "% of requests"}, "range": [0, 100], "dtick": 25},
         "yaxis": {"autorange": "reversed", "ticklabelstandoff": 8, "automargin": True},
         "hovermode": "closest",
     }
@@ -147,6 +157,7 @@ def _placement(arms: Sequence[Arm]) -> Plot | None:
         layout,
         height=max(340, height),
         section="cache",
+        replicas=names,
     )
 
 
@@ -181,7 +192,7 @@ def _makespans(arms: Sequence[Arm]) -> Plot | None:
     )
 
 
-def _load(arms: Sequence[Arm], column: str, title: str, note: str) -> Plot | None:
+def _load(arms: Sequence[Arm], column: str, title: str, note: str, unit: str) -> Plot | None:
     """One panel a router, all on the same scale, one line a replica."""
     known = [(place, arm) for place, arm in enumerate(arms) if arm.fleet[column].notna().any()]
     if not known:
@@ -190,6 +201,7 @@ def _load(arms: Sequence[Arm], column: str, title: str, note: str) -> Plot | Non
     across = -(-len(known) // down)
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"hovermode": "x unified", "annotations": []}
+    names = replicas_of(arms)
     highest = max(float(arm.fleet[column].max()) for _, arm in known)
     longest_s = max(float(arm.fleet["t_us"][arm.fleet[column].notna()].max()) for _, arm in known) / 1e6
     for panel, (place, arm) in enumerate(known):
@@ -207,8 +219,10 @@ def _load(arms: Sequence[Arm], column: str, title: str, note: str) -> Plot | Non
             "anchor": f"x{suffix}",
             "range": [0, highest * 1.08 or 1],
             "showticklabels": panel % across == 0,
-            "tickformat": ",.4~g",
+            "tickformat": ",.6~g",
         }
+        if panel % across == 0:
+            layout[f"yaxis{suffix}"]["title"] = {"text": unit}
         layout["annotations"].append(
             {
                 "text": arm.name,
@@ -222,25 +236,29 @@ def _load(arms: Sequence[Arm], column: str, title: str, note: str) -> Plot | Non
                 "router": place,
             }
         )
-        for trace in _replica_lines(arm, column):
+        for trace in _replica_lines(arm, column, names):
             data.append(trace | {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"})
-    return Plot(f"load-{column}", title, note, data, layout, height=210 * down + 50, wide=True, section="load")
+    key = list(dict.fromkeys(trace["name"] for trace in data)) if len(names) > REPLICA_LINES_MAX else names
+    height = 210 * down + 50
+    return Plot(f"load-{column}", title, note, data, layout, height, wide=True, section="load", replicas=key)
 
 
-def _replica_lines(arm: Arm, column: str) -> Iterable[dict[str, Any]]:
+def _replica_lines(arm: Arm, column: str, names: Sequence[str]) -> Iterable[dict[str, Any]]:
+    """One a replica; of very many the lowest, the median and the highest."""
     fleet = arm.fleet[arm.fleet["repeat"] == arm.fleet["repeat"].min()]
-    names = replica_names(fleet)
     t_us = fleet["t_us"].to_numpy(dtype=np.int64)
     span_us = max(500_000, -(-int(t_us.max() + 1) // SERIES_POINTS))
     series = {}
     for name in names:
         mask = (fleet["replica"] == name).to_numpy(dtype=bool) & fleet[column].notna().to_numpy(dtype=bool)
-        series[name] = _means(t_us[mask] // span_us, fleet[column][mask].to_numpy(dtype=np.float64))
+        if mask.any():
+            series[name] = _means(t_us[mask] // span_us, fleet[column][mask].to_numpy(dtype=np.float64))
     if len(names) > REPLICA_LINES_MAX:
         table = pd.DataFrame(series)
         parts = {"lowest": table.min(axis=1), "median": table.median(axis=1), "highest": table.max(axis=1)}
         series = {f"{word} of {len(names)}": values for word, values in parts.items()}
-    for place, (name, values) in enumerate(series.items()):
+        names = list(series)
+    for name, values in series.items():
         yield {
             "type": "scatter",
             "mode": "lines",
@@ -249,7 +267,7 @@ def _replica_lines(arm: Arm, column: str) -> Iterable[dict[str, Any]]:
             "y": thin(values.to_numpy(dtype=np.float64), 2),
             "line": {"width": 1.6},
             "hovertemplate": f"{name}: %{{y:,.1f}}<extra></extra>",
-            "meta": {"replica": place, "replicas": len(series)},
+            "meta": {"replica": names.index(name), "replicas": len(names)},
         }
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from reports.compare import Arm
 from reports.display import percent
-from reports.plot_parts import TIME_AXIS, Plot, first_repeat, thin, trace_of
+from reports.plot_parts import SPANS, TIME_AXIS, Plot, first_repeat, spans_of, thin, trace_of
 
-HIT_WINDOWS = 48
 FALLS = ("lost by placement or eviction", "index wrong")
 STAGES = ("one infinite cache", FALLS[0], "the router believed", FALLS[1], "served")
 
@@ -28,14 +27,12 @@ def hit_rate(arms: Sequence[Arm]) -> Plot | None:
         served = rows.ok & prompt.known & cached.known & first.known
         if not served.any():
             continue
-        ends_us = int(first.values[served].max()) + 1
-        window = first.values[served] * HIT_WINDOWS // ends_us
-        asked = np.bincount(window, weights=prompt.values[served], minlength=HIT_WINDOWS)
-        hits = np.bincount(window, weights=cached.values[served], minlength=HIT_WINDOWS)
+        spans, middles = spans_of(first.values[served])
+        asked = np.bincount(spans, weights=prompt.values[served], minlength=SPANS)
+        hits = np.bincount(spans, weights=cached.values[served], minlength=SPANS)
         rates = [100 * hit / whole if whole else None for hit, whole in zip(hits.tolist(), asked.tolist(), strict=True)]
-        middle = (np.arange(HIT_WINDOWS) + 0.5) * ends_us / HIT_WINDOWS / 1e6
         trace = trace_of(
-            place, arm.name, x=thin(middle, 2), y=[None if rate is None else round(rate, 2) for rate in rates]
+            place, arm.name, x=thin(middles, 2), y=[None if rate is None else round(rate, 2) for rate in rates]
         )
         trace["hovertemplate"] = f"%{{y:.1f}} % at %{{x:.1f}} s<extra>{arm.name}</extra>"
         data.append(trace)
@@ -45,7 +42,7 @@ def hit_rate(arms: Sequence[Arm]) -> Plot | None:
         "yaxis": {"title": {"text": "% of prompt tokens"}, "range": [0, 101], "dtick": 25},
         "hovermode": "x unified",
     }
-    note = f"prompt tokens found cached, in {HIT_WINDOWS} spans of time"
+    note = f"prompt tokens found cached, in {SPANS} spans of time"
     if ceilings and data:
         layout["shapes"] = [
             {
@@ -64,7 +61,7 @@ def hit_rate(arms: Sequence[Arm]) -> Plot | None:
 
 def waterfall(arms: Sequence[Arm]) -> Plot | None:
     """From what one infinite cache would have hit down to what was served; a rise is a belief that was too low."""
-    data = []
+    data: list[dict[str, Any]] = []
     for place, arm in enumerate(arms):
         steps = _steps(arm)
         if not steps:
@@ -79,7 +76,7 @@ def waterfall(arms: Sequence[Arm]) -> Plot | None:
                     "y": [round(to - start, 2) for _, start, to in chosen],
                     "base": [round(start, 2) for _, start, _ in chosen],
                     "offsetgroup": str(place),
-                    "text": [f"{to - start:+.1f}" if not full else f"{to:.1f}" for _, start, to in chosen],
+                    "text": [f"{to:.1f}" if full else _signed(to - start) for _, start, to in chosen],
                     "textposition": "outside" if not full else "inside",
                     "insidetextanchor": "end",
                     "textangle": 0,
@@ -87,18 +84,27 @@ def waterfall(arms: Sequence[Arm]) -> Plot | None:
                     "meta": {"router": place, "faint": not full},
                 }
             )
+    drawn = {stage for bars in data for stage in bars["x"]}
+    shown = [stage for stage in STAGES if stage in drawn]
     layout = {
         "barmode": "group",
         "bargap": 0.22,
-        "xaxis": {"categoryorder": "array", "categoryarray": list(STAGES), "range": [-0.5, len(STAGES) - 0.5]},
+        "xaxis": {"categoryorder": "array", "categoryarray": shown, "range": [-0.5, len(shown) - 0.5]},
         "yaxis": {"title": {"text": "% of prompt tokens"}, "range": [0, 104], "dtick": 25},
         "hovermode": "closest",
     }
-    note = (
-        "prompt tokens that could have been hit, were expected where the request was sent, and were served from cache; "
-        "index wrong: below 0 believed but not there, above 0 there but not believed"
-    )
+    note = "prompt tokens that could have been hit and those that were"
+    if FALLS[1] in drawn:
+        note = (
+            "prompt tokens that could have been hit, were expected where the request was sent, and were served from "
+            "cache; index wrong: below 0 believed but not there, above 0 there but not believed"
+        )
     return Plot("waterfall", "Where hits were lost", note, data, layout, wide=True, section="cache") if data else None
+
+
+def _signed(points: float) -> str:
+    text = f"{points:+.1f}"
+    return text if text.strip("+-0.") else ""
 
 
 def _steps(arm: Arm) -> list[tuple[str, float, float]]:

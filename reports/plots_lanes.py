@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from reports.compare import Arm
-from reports.plot_parts import Plot, first_repeat, share_of
+from reports.plot_parts import Plot, first_repeat, replicas_of, share_of, whole_steps
 from reports.rows import natural_key
 
 LANES_MAX = 24
@@ -35,7 +35,7 @@ def swim_lanes(arms: Sequence[Arm]) -> Plot | None:
         shown = {place: table for place, table in shown.items() if len(table)}
     lanes = _lanes(list(shown.values()), rollouts)
     places = list(shown)[:ARMS_MAX]
-    replicas = sorted({name for place in places for name in shown[place]["replica"].dropna().unique()}, key=natural_key)
+    replicas = replicas_of(arms)
     inner = LANE_PX * len(lanes) * len(places) + PANEL_GAP_PX * (len(places) - 1)
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"hovermode": "closest", "annotations": []}
@@ -73,19 +73,20 @@ def swim_lanes(arms: Sequence[Arm]) -> Plot | None:
     note = (
         ("the longest step; " if step is not None else f"{len(lanes)} sessions around the slowest; ")
         + "a lane is one session at the same height for every router; thin: waiting for the first token, thick: "
-        f"answering, colour: replica ({', '.join(replicas[:12])}); shaded: the slowest"
+        "answering; colour: replica; shaded: the slowest"
     )
     section = "rollouts" if step is not None else "sessions"
-    return Plot("lanes", title, note, data, layout, height=inner + MARGINS_PX, wide=True, section=section)
+    height = inner + MARGINS_PX
+    return Plot("lanes", title, note, data, layout, height, wide=True, section=section, replicas=replicas)
 
 
 def _table(arm: Arm) -> pd.DataFrame:
-    """Answered turns of the first repeat with plain numbers; NaN where unknown."""
-    steady = first_repeat(arm.rows).steady
-    frame = steady.frame
-    mask = steady.ok & frame["session"].notna().to_numpy(dtype=bool)
+    """Answered turns of the first repeat with plain numbers, of what the figures count; NaN where unknown."""
+    rows = whole_steps(first_repeat(arm.rows))
+    frame = rows.frame
+    mask = rows.ok & frame["session"].notna().to_numpy(dtype=bool)
     for name in ("sent_us", "first_token_us", "last_token_us"):
-        mask &= steady.column(name).known
+        mask &= rows.column(name).known
     chosen = frame[mask]
     columns = {name: chosen[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in _COLUMNS}
     texts = {name: chosen[name].to_numpy(dtype=object) for name in ("session", "replica")}

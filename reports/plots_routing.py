@@ -17,6 +17,7 @@ from reports.plot_parts import TIME_AXIS, Plot, thin, trace_of
 from reports.spread import chances
 
 LOAD_BINS = 10
+CORRELATED = 0.1  # a correlation below says nothing
 INDEX_POINTS = 240
 DONE = {"add": "joins", "drain": "drains", "remove": "leaves", "crash": "crashes", "restart": "restarts"}
 
@@ -41,7 +42,7 @@ def placement_against_load(arms: Sequence[Arm]) -> Plot | None:
         trace["mode"] = "lines+markers"
         trace["hovertemplate"] = f"%{{y:.0f}} % of %{{customdata:,}} chances<extra>{arm.name}, r {number(r, 2)}</extra>"
         data.append(trace)
-        way = "avoids load" if r < 0 else "seeks load" if r > 0 else "looks at none"
+        way = "does not look at load" if abs(r) < CORRELATED else "avoids load" if r < 0 else "seeks load"
         signs.append(f"{arm.name} {way} (r {number(r, 2)})")
     layout = {
         "xaxis": {"title": {"text": "% of the decode load on the replica"}, "range": [0, 100], "dtick": 25},
@@ -68,7 +69,7 @@ def index_size(arms: Sequence[Arm], samples: pd.DataFrame) -> Plot | None:
             data.append(trace)
     layout = {
         "xaxis": TIME_AXIS,
-        "yaxis": {"title": {"text": "entries"}, "rangemode": "tozero", "tickformat": ",.4~g"},
+        "yaxis": {"title": {"text": "entries"}, "rangemode": "tozero", "tickformat": "~s"},
         "hovermode": "x unified",
     }
     note = "entries in the index of prefixes of each router process; a curve that never bends has no bound"
@@ -90,6 +91,8 @@ def mark_churn(plot: Plot, churn: Churn, names: Sequence[str]) -> Plot:
             where = {"xref": f"x{suffix}", "yref": f"y{suffix} domain"}
             plot.layout.setdefault("shapes", []).append(line | where)
             text = f"{each['replica']} {DONE.get(each['do'], each['do'])}"
-            note = {"text": text, "x": at_s, "y": 1 - 0.08 * (place % 3), "xanchor": "left", "showarrow": False}
-            plot.layout.setdefault("annotations", []).append(note | where | {"yanchor": "top", "small": True})
+            # Above a plot of its own; beside others the name of the router stands there.
+            y, anchor = (1 - 0.08 * (place % 3), "top") if several else (1 + 0.05 * (place % 2), "bottom")
+            note = {"text": text, "x": at_s, "y": y, "yanchor": anchor, "xanchor": "left", "showarrow": False}
+            plot.layout.setdefault("annotations", []).append(note | where | {"small": True})
     return plot

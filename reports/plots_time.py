@@ -10,10 +10,9 @@ import numpy as np
 from reports.compare import Arm
 from reports.latency import PER_REQUEST, nearest_rank
 from reports.metrics_table import METRICS
-from reports.plot_parts import TIME_AXIS, Plot, first_repeat, log_ticks, thin, trace_of
+from reports.plot_parts import SPANS, TIME_AXIS, Plot, first_repeat, log_ticks, spans_of, thin, trace_of, whole_sessions
 from reports.rows import Floats, Ints, Rows
 
-WINDOWS = 48
 DRAWN: tuple[tuple[str, int, dict[str, Any]], ...] = (("p50", 50, {}), ("p95", 95, {"dash": "dot", "width": 1.6}))
 PHASES = ("routing", "engine queue", "prefill", "decode", "pause")
 
@@ -28,12 +27,10 @@ def latency_over_time(arms: Sequence[Arm], name: str) -> Plot | None:
         mask = known & sent.known
         if not mask.any():
             continue
-        ends_us = int(sent.values[mask].max()) + 1
-        windows = sent.values[mask] * WINDOWS // ends_us
-        middle = (np.arange(WINDOWS) + 0.5) * ends_us / WINDOWS / 1e6
+        spans, middles = spans_of(sent.values[mask])
         for word, percentile, style in DRAWN:
-            ranks = _ranks(windows, np.asarray(values[mask] / 1_000, dtype=np.float64), percentile)
-            trace = trace_of(place, f"{arm.name} {word}", x=thin(middle, 2), y=ranks)
+            ranks = _ranks(spans, np.asarray(values[mask] / 1_000, dtype=np.float64), percentile)
+            trace = trace_of(place, f"{arm.name} {word}", x=thin(middles, 2), y=ranks)
             trace["line"] = {**trace["line"], **style}
             trace["connectgaps"] = True
             trace["hovertemplate"] = f"{word} %{{y:,.1f}} ms<extra>{arm.name}</extra>"
@@ -45,15 +42,15 @@ def latency_over_time(arms: Sequence[Arm], name: str) -> Plot | None:
         "hovermode": "x unified",
     }
     title = f"{METRICS[name].title} over time"
-    note = f"p50, and p95 dotted, of the requests sent in each of {WINDOWS} spans"
+    note = f"p50, and p95 dotted, of the requests sent in each of {SPANS} spans"
     return Plot(f"time-{name}", title, note, data, layout) if drawn else None
 
 
-def _ranks(windows: Ints, values: Floats, percentile: int) -> list[float | None]:
-    order = np.lexsort((values, windows))
-    windows, values = windows[order], values[order]
-    starts = np.searchsorted(windows, np.arange(WINDOWS))
-    ends = np.searchsorted(windows, np.arange(WINDOWS), side="right")
+def _ranks(spans: Ints, values: Floats, percentile: int) -> list[float | None]:
+    order = np.lexsort((values, spans))
+    spans, values = spans[order], values[order]
+    starts = np.searchsorted(spans, np.arange(SPANS))
+    ends = np.searchsorted(spans, np.arange(SPANS), side="right")
     return [
         round(float(values[start + nearest_rank(end - start, percentile)]), 3) if end > start else None
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
@@ -62,7 +59,7 @@ def _ranks(windows: Ints, values: Floats, percentile: int) -> list[float | None]
 
 def time_spent(arms: Sequence[Arm]) -> Plot | None:
     """What a mean session's time went into; a phase that nobody recorded is inside the next one."""
-    shares = [(arm, *_phases(first_repeat(arm.rows).steady)) for arm in arms]
+    shares = [(arm, *_phases(whole_sessions(first_repeat(arm.rows)))) for arm in arms]
     known = [(arm, spent, sessions) for arm, spent, sessions in shares if sessions and sum(spent) > 0]
     if not known:
         return None
@@ -101,23 +98,22 @@ def time_spent(arms: Sequence[Arm]) -> Plot | None:
     )
 
 
-def _phases(steady: Rows) -> tuple[list[float], int]:
+def _phases(rows: Rows) -> tuple[list[float], int]:
     """Microseconds per phase over all successes, and how many sessions these are of."""
-    sent, routed, admitted = (steady.column(name) for name in ("sent_us", "routed_us", "admitted_us"))
-    first, last = steady.column("first_token_us"), steady.column("last_token_us")
-    mask = steady.ok & sent.known & first.known & last.known
+    sent, routed, admitted = (rows.column(name) for name in ("sent_us", "routed_us", "admitted_us"))
+    first, last = rows.column("first_token_us"), rows.column("last_token_us")
+    mask = rows.ok & sent.known & first.known & last.known
     at_router = np.where(routed.known, routed.values, sent.values)
     in_engine = np.where(admitted.known, admitted.values, at_router)
     spans = (at_router - sent.values, in_engine - at_router, first.values - in_engine, last.values - first.values)
     spent = [float(np.maximum(span[mask], 0).sum()) for span in spans]
-    return [*spent, _pauses(steady, mask)], len(np.unique(steady.sessions[mask]))
+    return [*spent, _pauses(rows, mask)], len(np.unique(rows.sessions[mask]))
 
 
-def _pauses(steady: Rows, mask: Any) -> float:
+def _pauses(rows: Rows, mask: Any) -> float:
     """Between the end of an answer and the next turn of the same session."""
     sessions, sent, last = (
-        values[mask]
-        for values in (steady.sessions, steady.column("sent_us").values, steady.column("last_token_us").values)
+        values[mask] for values in (rows.sessions, rows.column("sent_us").values, rows.column("last_token_us").values)
     )
     order = np.lexsort((sent, sessions))
     same = sessions[order][1:] == sessions[order][:-1]

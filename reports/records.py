@@ -87,6 +87,8 @@ OFF_RATE = "off-rate"  # phase of requests of a stage that was not sent at its r
 PHASES = ("warmup", "steady", "cooldown", OFF_RATE)
 FLEET_BIN_US = 500_000
 WHOLE_MAX = 1 << 53  # beyond, sums and means would not be exact
+REPEATS_MAX = 1 << 20
+STEPS_MAX = 1 << 32  # with these two, a repeat and a step or a session fit into one number
 
 _ARROW = {TEXT: pa.string(), WHOLE: pa.int64(), REAL: pa.float64(), GAPS: pa.list_(pa.int64())}
 _PANDAS = {
@@ -114,18 +116,18 @@ def requests_frame(rows: Table) -> pd.DataFrame:
     frame = _frame(rows, REQUEST_COLUMNS, REQUEST_REQUIRED, "request")
     _check_words(frame, "status", STATUSES)
     _check_words(frame, "phase", PHASES)
-    return frame
+    return _counted(frame, repeat=REPEATS_MAX, rollout_step=STEPS_MAX)
 
 
 def fleet_frame(rows: Table) -> pd.DataFrame:
     """Samples of replicas; hits, queries, evictions and preemptions count up since the replica's start."""
-    return _frame(rows, FLEET_COLUMNS, FLEET_REQUIRED, "fleet")
+    return _counted(_frame(rows, FLEET_COLUMNS, FLEET_REQUIRED, "fleet"), repeat=REPEATS_MAX)
 
 
 def router_frame(rows: Table) -> pd.DataFrame:
     """Samples of router processes, one an ingress: entries that its index of prefixes holds, null where it keeps none,
     and requests that it counts as under way."""
-    return _frame(rows, ROUTER_COLUMNS, ROUTER_REQUIRED, "router sample")
+    return _counted(_frame(rows, ROUTER_COLUMNS, ROUTER_REQUIRED, "router sample"), repeat=REPEATS_MAX)
 
 
 def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
@@ -232,6 +234,11 @@ def _to_pandas(table: pa.Table) -> pd.DataFrame:
 def _array(values: Any, kind: str) -> pa.Array:
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
+    if kind == GAPS:
+        gaps = pa.array(values, type=_ARROW[kind], from_pandas=True)
+        if gaps.flatten().null_count:
+            raise pa.ArrowInvalid("found a list with a null in it")
+        return gaps
     if kind != WHOLE:
         return pa.array(values, type=_ARROW[kind], from_pandas=True)
     given = pa.array(values, from_pandas=True)
@@ -295,3 +302,15 @@ def _check_words(frame: pd.DataFrame, column: str, words: tuple[str, ...]) -> No
     strange = [word for word in frame[column].unique() if word not in words]
     if strange:
         raise RecordError(f"{column} {strange[0]!r} is not known: use one of {', '.join(words)}")
+
+
+def _counted(frame: pd.DataFrame, **bounds: int) -> pd.DataFrame:
+    """Numbers that count from 0 and stay below a bound."""
+    for name, bound in bounds.items():
+        known = frame[name].dropna()
+        if len(known) and (known.min() < 0 or known.max() >= bound):
+            raise RecordError(
+                f"column {name!r} has {known.min()} to {known.max()} where it counts from 0 and stays below {bound:,}: "
+                "number them anew"
+            )
+    return frame

@@ -152,6 +152,12 @@ class Rows:
         )
 
 
+def arm_rows(requests: pd.DataFrame, router: str, repeat: int) -> Rows:
+    """Of one arm, in the order of sending."""
+    mask = ((requests["router"] == router) & (requests["repeat"] == repeat)).to_numpy(dtype=bool)
+    return Rows(requests[mask].sort_values("sent_us", kind="stable"))
+
+
 def replica_names(frame: pd.DataFrame) -> list[str]:
     """Names in the order people expect: r2 before r10."""
     return sorted(frame["replica"].dropna().unique().tolist(), key=natural_key)

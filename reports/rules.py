@@ -1,9 +1,9 @@
 """Rules of the gate: what must hold for a run, read from TOML or given by default.
 
-Three kinds. A bound is absolute and in k6's grammar (`ttft_ms = ["p(99)<500"]`). A relative rule compares with the
-baseline in pytest-benchmark's style (`ttft_ms:p99:+5%`). An exact rule allows no change for the worse at all, and none
-whatever where neither way is better (`placement`). A name that no metric has is an error: a rule that matches nothing
-would pass for ever. Values are in the unit of the metric's table; shares count from 0 to 1.
+Three kinds. A bound is absolute and in k6's grammar, short (`ttft_ms = ["p(99)<500"]`) or long. A relative rule
+compares with the baseline in pytest-benchmark's style (`ttft_ms:p99:+5%`). An exact rule allows no change for the worse
+at all, and none whatever where neither way is better (`placement`). A name that no metric has is an error: a rule that
+matches nothing would pass for ever. Values are in the unit of the metric's table; shares count from 0 to 1.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _RELATIVE = re.compile(
 _AGGREGATIONS = {"avg": "mean", "med": "p50", "max": "max", "count": "count", "mean": "mean"}
 _WHOLE = ("placement", "load_cv")  # metrics that an exact rule takes as a whole
 FILE_KEYS = ("errors_max", "repeats_min", "samples_min", "bounds", "relative", "exact", "rule")
+THRESHOLD_KEYS = ("threshold", "abortOnFail", "delayAbortEval")  # the last is of use to an abort only
 RULE_KEYS = ("router", "scenario", "mode", "bounds", "relative", "exact", "allow_degenerate_placement")
 
 
@@ -155,17 +156,28 @@ def _rules_of_table(table: Mapping[str, Any], source: str) -> list[Rule]:
 
 def _bound_texts(name: str, expressions: Any, source: str) -> list[tuple[str, str]]:
     """A list of expressions, one alone, or a table of parts (`load_cv.decode_blocks` without quotes is one)."""
-    if isinstance(expressions, dict):
-        if name in METRICS and "threshold" not in expressions:
-            return [found for key, part in expressions.items() for found in _bound_texts(f"{name}.{key}", part, source)]
-        raise RuleError(
-            f"{source}: bounds.{name} is a table: a finished run cannot be aborted, so give the expression alone, "
-            'such as ["p(99)<500"]'
-        )
-    texts = [expressions] if isinstance(expressions, str) else expressions
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+    if isinstance(expressions, dict) and "threshold" not in expressions:
+        if name not in METRICS:
+            raise RuleError(f'{source}: bounds.{name} is a table: write expressions such as ["p(99)<500"]')
+        return [found for key, part in expressions.items() for found in _bound_texts(f"{name}.{key}", part, source)]
+    each = expressions if isinstance(expressions, list) else [expressions]
+    if not each or not all(isinstance(one, str | dict) for one in each):
         raise RuleError(f'{source}: bounds.{name} must be a list of expressions such as ["p(99)<500"]')
-    return [(name, text) for text in texts]
+    return [(name, one if isinstance(one, str) else _threshold(name, one, source)) for one in each]
+
+
+def _threshold(name: str, table: Mapping[str, Any], source: str) -> str:
+    """k6's long form, `{ threshold = "p(99)<500", abortOnFail = false }`. What it says of aborting cannot be done."""
+    _known(table, THRESHOLD_KEYS, f"{source}, bounds.{name}")
+    text = table.get("threshold")
+    if not isinstance(text, str):
+        raise RuleError(f'{source}: bounds.{name}: threshold = {text!r}: write an expression such as "p(99)<500"')
+    if _flag(table, "abortOnFail", f"{source}, bounds.{name}"):
+        raise RuleError(
+            f"{source}: bounds.{name}: abortOnFail = true: a run is over when the gate judges it, so nothing can be "
+            "aborted: leave it out; the exit code 1 stops the job"
+        )
+    return text
 
 
 def bound_rule(name: str, expression: str, **scope: Any) -> Rule:

@@ -25,7 +25,7 @@ from reports.markdown import write_markdown
 from reports.metrics_table import METRICS
 from reports.records import OFF_RATE, Table, fleet_frame, read_parquet, requests_frame, router_frame, write_parquet
 from reports.shapes import STATUSES, ShapeError, check_run, parse_json
-from reports.stages import stage_notes, stages_of, without_off_rate
+from reports.stages import stages_of, without_off_rate
 from reports.table_rows import PLACEMENT_ROW, table_addresses
 from reports.unfinished import unfinished
 from reports.why import OUTCOMES, ROLLOUT_OUTCOMES, has_rollouts, sentences, told_flags
@@ -89,6 +89,12 @@ class RunResult:
         found = read_parquet(path)
         if list(found.columns) != list(empty.columns):
             raise RecordError(f"{path}: holds another table of the run: give the file its own name, or run it again")
+        strange = sorted(set(found["router"]) - set(self.routers)) if self.routers else []
+        if strange:
+            raise RecordError(
+                f"{path}: has rows of {strange[0]!r}, and run.json knows no such router: the two are not of one run; "
+                "restore them, or run it again"
+            )
         return found
 
     def with_rows(
@@ -169,7 +175,7 @@ def finish_run(
         folder=folder,
         routers=pooled,
         repeats=each,
-        health=health(rows, samples, _known_by_stage(facts or HealthFacts(), stages, load)),
+        health=health(rows, samples, facts, stages),
         churn=churn,
         stages=stages,
         **values,
@@ -179,13 +185,6 @@ def finish_run(
         render_reports(run)
     write_run(run)  # last: whatever stops this before leaves a run that does not call itself complete
     return run
-
-
-def _known_by_stage(facts: HealthFacts, stages: Sequence[Mapping[str, Any]], load: Mapping[str, Any]) -> HealthFacts:
-    """Of a load in stages each is judged on its own: one that fell behind is left out, and the others stand."""
-    if not load.get("stages"):
-        return facts
-    return replace(facts, asked_per_s=None, achieved_per_s=None, notes=(*facts.notes, *stage_notes(stages, load)))
 
 
 def render_reports(run: RunResult) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from reports.metric import DISTRIBUTION_KEYS
 from reports.metrics_table import METRICS
+from reports.records import REPEATS_MAX
 
 STATUSES = ("running", "complete", "partial")
 HEALTHS = ("ok", "degraded", "invalid")
@@ -79,6 +80,12 @@ def number(value: Any, where: str) -> None:
 def whole(value: Any, where: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53:
         raise _wrong(value, where, "a whole number from 0")
+
+
+def repeat(value: Any, where: str) -> None:
+    whole(value, where)
+    if value >= REPEATS_MAX:
+        raise _wrong(value, where, f"a repeat below {REPEATS_MAX:,}")
 
 
 def anything(value: Any, where: str) -> None:
@@ -179,7 +186,7 @@ _COMMON: dict[str, Shape] = {
     "seed": or_null(whole),
     "environment": table_of(anything),
     "routers": table_of(metrics),
-    "repeats": list_of(fields({"router": text, "repeat": whole, "metrics": metrics})),
+    "repeats": list_of(fields({"router": text, "repeat": repeat, "metrics": metrics})),
     "health": fields({"verdict": one_of(*HEALTHS), "reasons": list_of(text)}),
 }
 _OF_A_RUN: dict[str, Shape] = {
@@ -208,11 +215,11 @@ _STAGE_NUMBERS = ("asked_per_s", "achieved_per_s", "delay_ms_p50", "delay_ms_p99
 _LATER: dict[str, Shape] = {
     "stages": list_of(
         fields(
-            {"router": text, "repeat": whole, "stage": whole, "name": text, "requests": whole, "valid": anything}
+            {"router": text, "repeat": repeat, "stage": whole, "name": text, "requests": whole, "valid": anything}
             | dict.fromkeys(_STAGE_NUMBERS, number)
         )
     ),
     "churn": list_of(
-        fields({"at_s": number, "do": text, "replica": text}, router=text, repeat=whole, done_at_s=number)
+        fields({"at_s": number, "do": text, "replica": text}, router=text, repeat=repeat, done_at_s=number)
     ),
 }

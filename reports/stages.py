@@ -2,7 +2,8 @@
 
 A request belongs to the stage in which it was due, counted from the first one due. What a stage asked for is the rate
 of these instants, so later turns of sessions count as they fell due. A stage that fell behind in one arm is left out in
-all arms of its repeat, since only the same requests can be compared.
+all arms of its repeat, since only the same requests can be compared; of a load of one rate nothing would be left, so
+the run is invalid.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from reports.latency import nearest_rank
 from reports.records import OFF_RATE
 from reports.rows import Mask, Rows
 
+WHOLE_LOAD = "the load"
 ACHIEVED_SHARE_MIN = 0.95
 DELAY_MS_MAX = 100.0
 
@@ -56,9 +58,22 @@ def without_off_rate(
     return requests.assign(phase=requests["phase"].mask(off & steady, OFF_RATE))
 
 
-def stage_notes(stages: Sequence[Mapping[str, Any]], load: Mapping[str, Any]) -> list[str]:
-    """A sentence for each stage that is left out."""
-    if not load.get("stages"):
+def rate_missed(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the arm that sent slowest, where a load of one stage was not sent at its rate."""
+    slow = [each for each in stages if each["achieved_per_s"] < ACHIEVED_SHARE_MIN * each["asked_per_s"]]
+    if not slow or _several(stages):
+        return []
+    worst = min(slow, key=lambda each: (each["achieved_per_s"] / each["asked_per_s"], each["router"]))
+    return [
+        f"{worst['router']}: {number(worst['achieved_per_s'], 2)} requests/s were sent where "
+        f"{number(worst['asked_per_s'], 2)} were asked (bound {ACHIEVED_SHARE_MIN:.0%}): lower the rate or give the "
+        "load generator more processes"
+    ]
+
+
+def stages_left_out(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence for each stage of a load in stages that was not sent as asked."""
+    if not _several(stages):
         return []
     notes = []
     for key in dict.fromkeys((each["repeat"], each["stage"]) for each in stages if not each["valid"]):
@@ -75,6 +90,11 @@ def stage_notes(stages: Sequence[Mapping[str, Any]], load: Mapping[str, Any]) ->
     return notes
 
 
+def _several(stages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the scenario names stages, be it one: then they have names of their own."""
+    return any(each["name"] != WHOLE_LOAD for each in stages)
+
+
 def _stages(rows: Rows, load: Mapping[str, Any]) -> Iterator[tuple[str, Mask]]:
     """Each stage by name, and which requests were due in it."""
     due, sent = rows.column("scheduled_us"), rows.column("sent_us")
@@ -88,7 +108,7 @@ def _stages(rows: Rows, load: Mapping[str, Any]) -> Iterator[tuple[str, Mask]]:
         inside = (due.values - begins_us >= starts_us) & (last | (due.values - begins_us < ends_us))
         yield f"stage {place} ({stage['rate_per_s']:g} sessions/s)", known & inside
     if not stages:
-        yield "the load", known
+        yield WHOLE_LOAD, known
 
 
 def _figures(rows: Rows, inside: Mask) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
 """Which figures a comparison shows, and in which order: the same rows on the terminal, in Markdown and in HTML.
 
 RL figures come first where there are rollout steps. Some figures show up only where they say something that the usual
-ones do not: a wait in the client, a first chunk of several tokens, a burst. What a scenario states an expectation about
-is always shown.
+ones do not: a wait in the client, a first chunk of several tokens, a burst, requests that were cut short. What a
+scenario states an expectation about is always shown.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ PLACEMENT_ROW = "placement"
 APART = 0.01  # of the usual figure, from which a like one is shown beside it
 WAIT_SHARE = 0.10  # of the TTFT median, from which a wait in the client is shown
 BURST_KINDS = ("group-burst",)
+LOST_TOO = ("collateral_errors", "incomplete")  # beside the errors as soon as there is one
 
 Metrics = Mapping[str, Any]
 
@@ -46,6 +47,8 @@ def _beside(address: str, scenario: Mapping[str, Any], routers: Mapping[str, Met
         yield PLACEMENT_ROW
         if (scenario.get("workload") or {}).get("kind") in BURST_KINDS:
             yield from ("burst_max_share", "redundant_prefill_tokens")
+    if address == "errors":
+        yield from (name for name in LOST_TOO if any(metrics.get(name) for metrics in routers.values()))
 
 
 def _apart(address: str, usual: str, routers: Mapping[str, Metrics]) -> bool:

@@ -125,7 +125,7 @@ def _table(run: RunResult, names: Sequence[str], width: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("", no_wrap=True)
     for name in names:
-        table.add_column(folded(name, width), justify="right", no_wrap=True)
+        table.add_column(Text(folded(name, width)), justify="right", no_wrap=True)
     table.add_column("winner", no_wrap=True)
     winners = run.verdict.get("winners", {})
     for address in table_addresses(run.scenario, run.routers):
@@ -148,7 +148,7 @@ def _loops_table(run: RunResult) -> Iterator[Table]:
         for head, justify in (("ratio", "left"), ("", "left"), ("open loop", "right"), ("closed loop", "right")):
             table.add_column(head, justify="right" if justify == "right" else "left")
         for title, pair, one, two, apart in rows:
-            table.add_row(title, pair, one, two, style="yellow" if apart else "")
+            table.add_row(title, Text(pair), one, two, style="yellow" if apart else "")
         yield table
 
 
@@ -168,9 +168,8 @@ def _modes_table(live: RunResult, sim: RunResult, names: Sequence[str], width: i
         table.add_column(justify="right", no_wrap=True, style="dim")
     heads = [folded(name, width).split("\n") for name in names]
     for line in range(max(map(len, heads))):
-        table.add_row(
-            "", *(text for head in heads for text in ("", head[line] if line < len(head) else "", "")), style="bold"
-        )
+        cells = [Text(head[line] if line < len(head) else "") for head in heads]
+        table.add_row("", *(text for cell_ in cells for text in ("", cell_, "")), style="bold")
     table.add_row("", *("live", "sim", "diff") * len(names), style="bold")
     for address in table_addresses(live.scenario, live.routers):
         if address != PLACEMENT_ROW:

@@ -16,7 +16,7 @@ from typing import Any
 from reports.balance import DEGENERATE_SHARE
 from reports.compare import CONFIDENCE, EQUAL, NOT_JUDGED, TOO_CLOSE, Call
 from reports.display import join, number, percent, phrase, with_unit
-from reports.metrics_table import lookup
+from reports.metrics_table import direction_of, lookup
 
 Metrics = Mapping[str, Any]
 
@@ -149,15 +149,28 @@ def has_rollouts(routers: Mapping[str, Metrics]) -> bool:
 
 def _no_winner(routers: Mapping[str, Metrics], call: Call) -> str:
     best, second = call.best or "", call.runner_up or ""
+    behind = [
+        name for name in routers if name not in call.contenders and lookup(routers[name], call.address) is not None
+    ]
     text = (
         f"{TOO_CLOSE.capitalize()}: no router is better beyond doubt. At {phrase(call.address)}, {best} has "
         f"{with_unit(call.address, lookup(routers[best], call.address))} and {second} "
         f"{with_unit(call.address, lookup(routers[second], call.address))}"
     )
+    after = f" Behind {best} beyond doubt: {join(behind)}." if behind else ""
     if call.interval is None:
-        return f"{text}, from too few sessions to tell."
-    low, high = (with_unit(call.address, bound) for bound in call.interval)
-    return f"{text}; the difference may lie anywhere from {low} to {high}."
+        return f"{text}, from too few sessions to tell.{after}"
+    return f"{text}; {_room(call, best)}.{after}"
+
+
+def _room(call: Call, best: str) -> str:
+    """Between which values the difference lies, as gains and losses of the router that is ahead."""
+    low, high = call.interval or (0.0, 0.0)
+    better, worse = (-low, high) if direction_of(call.address) == "lower" else (high, -low)
+    most = with_unit(call.address, better)
+    if worse > 0:
+        return f"{best} may be anything from {most} better to {with_unit(call.address, worse)} worse"
+    return f"{best} is better by {with_unit(call.address, -worse)} to {most}, which is of no use to anybody"
 
 
 def _verdict(routers: Mapping[str, Metrics], judged: Sequence[Call]) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import run_cli
 from harness.report_cli import DIRECTORY
-from reports import BASELINE_FOLDER, EXPORTS, read_run
+from reports import BASELINE_FOLDER, EXPORTS, HealthFacts, finish_run, read_run
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "workload.sessions=24", "--set", "load.concurrency=8", "--quiet"]
@@ -79,6 +79,36 @@ def test_the_verdict_is_json_when_asked(capsys):
     assert document["complaints"][0]["code"] == "other-load"
     assert run_cli(["gate", "--baseline", "main", "--current", "other", "--json", "--force"]) in (0, 1)
     assert json.loads(capsys.readouterr().out)["complaints"][0]["forced"]
+
+
+def failing(one_in):
+    """The rows of a run, one in so many an error."""
+    rows = read_run(Path("again")).requests
+    bad = rows.index % one_in == 0
+    return rows.assign(status=rows["status"].mask(bad, "error"), error_class=rows["error_class"].mask(bad, "http_500"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "code", "told"),
+    [
+        (lambda: failing(3), "errors-above-bound", "requests of round-robin failed"),
+        (lambda: failing(1), "nothing-completed", "no request of round-robin completed"),
+        (lambda: read_run(Path("again")).requests[:-30], "missing-records", "are accounted for where"),
+    ],
+)
+def test_failures_and_lost_records_are_refused_in_one_line_with_a_code_of_their_own(capsys, tmp_path, rows, code, told):
+    run = read_run(Path("again"))
+    header = {"status": "complete", "scenario": run.scenario, "mode": run.mode, "seed": run.seed, "environment": {}}
+    facts = HealthFacts(asked_requests=len(run.requests))
+    assert finish_run(tmp_path, header, rows(), run.fleet, facts=facts, reports=False).health["verdict"] == "invalid"
+    assert run_cli(["gate", "--baseline", "main", "--current", str(tmp_path), "--json"]) == 3
+    said = capsys.readouterr()
+    assert said.err.startswith(f"gate: {code}: ")
+    assert said.err.count("\n") == 1
+    document = json.loads(said.out)
+    assert (document["exit_code"], document["code"]) == (3, code)
+    assert json.loads((tmp_path / "gate.json").read_text()) == document
+    assert told in said.err
 
 
 def test_a_worse_policy_is_caught_by_the_real_simulation(capsys, tmp_path):

@@ -20,6 +20,15 @@
     return meta.router === undefined ? replicaColour(meta.replica, meta.replicas) : routerColour(meta.router);
   };
 
+  // Black or white, whichever stands out more on a bar: by relative luminance (WCAG).
+  const readable = (colour) => {
+    const context = readable.context ||= document.createElement("canvas").getContext("2d");
+    context.fillStyle = colour;
+    const parts = [1, 3, 5].map((at) => parseInt(context.fillStyle.slice(at, at + 2), 16) / 255);
+    const [red, green, blue] = parts.map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.2 ? "#14161a" : "#ffffff";
+  };
+
   const axis = (given, ink) => ({
     gridcolor: css("--grid"), zeroline: false, linecolor: css("--line"), tickcolor: css("--line"), automargin: true,
     ...given, tickfont: { size: 12, color: ink }, title: { ...(given.title || {}), font: { size: 12.5, color: ink } },
@@ -32,7 +41,7 @@
       const colour = colourOf(meta);
       const own = { ...trace, visible: !hidden.has(meta.router) };
       if (trace.type === "bar") {
-        const inside = { color: dark() ? "#14161a" : "#ffffff", size: 12 };
+        const inside = { color: readable(colour), size: 12 };
         return { ...own, marker: { color: colour, opacity: meta.faint ? 0.45 : 1 }, insidetextfont: inside, outsidetextfont: { color: ink, size: 12 } };
       }
       return { ...own, line: { ...trace.line, color: colour }, marker: { color: colour, size: 7 } };
@@ -40,7 +49,7 @@
     const layout = {
       ...figure.layout, autosize: true, height: figure.height, showlegend: Boolean(figure.layout.showlegend),
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal", font: { size: 12.5, color: ink } },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 10, t: figure.layout.annotations || figure.layout.showlegend ? 34 : 14, b: 44 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", margin: { l: 52, r: 18, t: figure.layout.annotations || figure.layout.showlegend ? 34 : 14, b: 44 },
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: css("--ink") },
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--ink"), size: 13 }, namelength: -1 },
     };
@@ -54,6 +63,7 @@
 
   function paint() {
     for (const chip of document.querySelectorAll("i[data-router]")) chip.style.background = routerColour(chip.dataset.router);
+    for (const chip of document.querySelectorAll("i[data-replica]")) chip.style.background = replicaColour(Number(chip.dataset.replica), Number(chip.dataset.replicas));
   }
 
   async function draw() {

@@ -163,6 +163,58 @@ def test_errors_are_compared_as_shares():
     assert winner("errors", arms) == "b"
 
 
+def failing(router, bad, *, count=120, repeat=0):
+    """Requests of which some fail, six of a session, ten a second."""
+    return [
+        request(n, router=router, repeat=repeat, session=f"s{n // 6}", turn=n % 6, status="error" if n in bad else "ok")
+        | {"sent_us": n * 100 * MS, "end_us": n * 100 * MS + 500 * MS}
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [
+        (range(0, 120, 20), [n for n in range(120) if n % 20 < 9]),  # alone
+        (range(40, 46), range(40, 94)),  # in one stretch of time
+        (range(18, 24), [n for n in range(108) if n // 6 % 2 == 0]),  # with their sessions
+    ],
+)
+def test_six_failures_of_120_are_fewer_than_fifty_four(few, many):
+    assert (len(few), len(many)) == (6, 54)
+    found = call("errors", arms_of([*failing("a", few), *failing("b", many)]))
+    assert found.winner == "a"
+    assert call("errors", arms_of([*failing("b", many), *failing("a", few)])) == found
+
+
+def test_failures_of_repeats_are_counted_and_not_judged_by_their_spread():
+    """2 of 40 in each repeat against 10, 18 and 26; then 0 in each against 1, which is little."""
+    chance = random.Random(1)
+    uneven = [
+        row
+        for repeat, count in enumerate((10, 18, 26))
+        for router, bad in (("a", 2), ("b", count))
+        for row in failing(router, chance.sample(range(40), bad), count=40, repeat=repeat)
+    ]
+    assert winner("errors", arms_of(uneven)) == "a"
+    rare = [row for n in range(3) for bad in ((), (7,)) for row in failing("ab"[len(bad)], bad, count=40, repeat=n)]
+    assert winner("errors", arms_of(rare)) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "bad", "expected"),
+    [
+        (120, range(40, 46), None),  # one event
+        (1_200, range(400, 460), None),  # one event still
+        (120, (3,), None),
+        (5_000, range(7, 5_000, 50), "a"),
+    ],
+)
+def test_an_arm_without_failures_wins_only_over_many_events(count, bad, expected):
+    """It cannot tell itself whether failures come in crowds; the other arm tells that for both."""
+    assert winner("errors", arms_of([*failing("a", (), count=count), *failing("b", bad, count=count)])) == expected
+
+
 def test_routers_of_one_character_are_rarely_told_apart():
     named = Counter()
     for seed in range(20):

@@ -107,6 +107,61 @@ def test_aiperf_has_the_shape_of_the_sheet(stream, tmp_path):
     assert "time_to_first_token" not in lines[1]["metrics"]
 
 
+def test_aiperf_counts_the_tokens_of_a_first_chunk_and_knows_when_the_answer_itself_began(tmp_path):
+    """Two of five tokens in the first chunk: 200 ms over three, where TPOT has four."""
+    rows = [request(first_chunk_tokens=2, first_content_us=330 * MS)]
+    files = written(finish_run(tmp_path / "run", header(), rows, [], reports=False), "aiperf", tmp_path / "out")
+    document = json.loads(files["a/profile_export_aiperf.json"].read_text())
+    assert document["inter_token_latency"]["avg"] == pytest.approx(200 / 3)
+    assert document["output_token_throughput_per_user"]["avg"] == pytest.approx(15)
+    assert document["time_to_first_output_token"]["avg"] == 330
+    line = json.loads(files["a/profile_export.jsonl"].read_text())
+    assert line["metrics"]["inter_token_latency"] == {"value": pytest.approx(200 / 3), "unit": "ms"}
+
+
+def test_units_are_aiperfs_own(stream, tmp_path):
+    document = json.loads(written(stream, "aiperf", tmp_path)["a/profile_export_aiperf.json"].read_text())
+    assert {tag: value["unit"] for tag, value in document.items() if isinstance(value, dict) and "unit" in value} == {
+        "time_to_first_token": "ms",
+        "time_to_second_token": "ms",
+        "inter_token_latency": "ms",
+        "request_latency": "ms",
+        "inter_chunk_latency": "ms",
+        "output_token_throughput_per_user": "tokens/sec/user",
+        "input_sequence_length": "tokens",
+        "output_sequence_length": "tokens",
+        "request_throughput": "requests/sec",
+        "output_token_throughput": "tokens/sec",
+        "request_count": "requests",
+        "error_request_count": "requests",
+        "benchmark_duration": "sec",
+    }
+
+
+def test_the_rate_of_an_open_loop_is_that_of_requests_and_not_of_sessions(tmp_path):
+    """Ten sessions of two turns in 0.9 s."""
+    rows = [
+        request(2 * n + turn, session=f"s{n}", turn=turn, scheduled_us=at, sent_us=at, end_us=at + 900 * MS)
+        for n in range(10)
+        for turn in (0, 1)
+        for at in (n * 100 * MS,)
+    ]
+    for load in ({"rate_per_s": 10.0}, {"stages": [{"rate_per_s": 10.0, "duration_s": 2.0}]}):
+        scenario = {"name": "open", "load": {"driver": "rate", **load}}
+        run = finish_run(tmp_path / "run", header(scenario=scenario), rows, [], reports=False)
+        (path,) = written(run, "vllm", tmp_path / "out").values()
+        assert json.loads(path.read_text())["request_rate"] == pytest.approx(20 / 0.9)
+
+
+def test_what_nobody_knows_is_null_and_not_zero(stream, tmp_path):
+    (path,) = written(stream, "vllm", tmp_path).values()
+    document = json.loads(path.read_text())
+    assert document["request_goodput"] is None
+    failed = finish_run(tmp_path / "run", header(), [request(status="error")], [], reports=False)
+    (path,) = written(failed, "vllm", tmp_path / "out").values()
+    assert {json.loads(path.read_text())[f"{word}_ttft_ms"] for word in ("mean", "median", "std", "p99")} == {None}
+
+
 def test_the_benchmark_action_gets_a_file_for_each_direction(run, tmp_path):
     files = written(run, "github-action-benchmark", tmp_path)
     assert sorted(files) == ["benchmark-bigger-is-better.json", "benchmark-smaller-is-better.json"]

@@ -163,6 +163,7 @@ def test_a_run_that_is_unfit_or_another_experiment_is_refused_with_a_code_of_its
     result = gate(current, sim(), default_rules())
     assert result.exit_code == 3
     assert code in [complaint.code for complaint in result.complaints]
+    assert result.to_json()["code"] == result.complaints[0].code == result.reason.split(":")[0]
     assert result.lines == ()
     assert "\n" not in result.reason
 
@@ -227,6 +228,22 @@ def test_the_order_of_arms_changes_no_verdict():
     )
     assert {(line.router, line.rule, line.outcome) for line in one.lines} == {
         (line.router, line.rule, line.outcome) for line in other.lines
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_order_of_arms_changes_no_verdict_of_a_live_run(seed):
+    """A/B and B/A, with noise; every second pair has a slower prefill in it."""
+
+    def turned(run):
+        routers = dict(reversed(run.routers.items()))
+        return run_of(routers, list(reversed(run.repeats)), mode="live")
+
+    base, now = noisy_run(seed), noisy_run(100 + seed, prefill=1 + 0.08 * (seed % 2))
+    one, other = gate(now, base, default_rules()), gate(turned(now), turned(base), default_rules())
+    assert one.outcome == other.outcome
+    assert {line.json()["rule"] + line.router: line.json() for line in one.lines} == {
+        line.json()["rule"] + line.router: line.json() for line in other.lines
     }
 
 

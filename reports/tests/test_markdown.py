@@ -25,3 +25,10 @@ def test_the_page_is_a_table_with_the_winner_in_bold(tmp_path):
 def test_a_run_without_figures_has_a_page(tmp_path):
     start_run(tmp_path, header())
     assert "No figures" in markdown(read_run(tmp_path))
+
+
+def test_a_name_with_a_bar_stays_in_its_cell(tmp_path):
+    rows, samples = make_run(["random"], sessions=8, turns=3, sim=True)
+    rows, samples = ([row | {"router": "a|b"} for row in part] for part in (rows, samples))
+    text = markdown(finish_run(tmp_path, header(), rows, samples, reports=False))
+    assert "| | unit | a\\|b | winner |" in text

@@ -7,7 +7,7 @@ from reports.plots import plots
 from reports.plots_cache import FALLS, STAGES, waterfall
 from reports.plots_lanes import LANES_MAX, swim_lanes
 from reports.plots_time import PHASES, latency_over_time, time_spent
-from reports.tests.rows_by_hand import MS, request
+from reports.tests.rows_by_hand import MS, request, sample
 from reports.tests.synthetic import ceilings, header, make_run
 
 NAMES = ["round-robin", "dynamo-kv"]
@@ -85,6 +85,28 @@ def test_the_phases_of_a_session_add_up_to_it():
     assert sum(seconds.values()) == pytest.approx(1.4)
 
 
+def test_lanes_and_phases_show_the_sessions_that_the_figures_count():
+    """Of two sessions, one began in the ramp and is whole all the same; the other ends in it."""
+    rows = [
+        request(
+            n, session=session, turn=turn, phase=phase, sent_us=at, first_token_us=at + MS, last_token_us=at + 100 * MS
+        )
+        | {"second_token_us": None, "end_us": at + 100 * MS}
+        for n, (session, turn, phase, at) in enumerate(
+            (
+                ("s0", 0, "warmup", 0),
+                ("s0", 1, "steady", 900 * MS),
+                ("s1", 0, "steady", 0),
+                ("s1", 1, "cooldown", 950 * MS),
+            )
+        )
+    ]
+    (arm,) = arms_of(rows)
+    assert arm.metrics["session_e2e_ms"]["max"] == 1_000
+    assert swim_lanes([arm]).layout["annotations"][0]["text"] == "a: slowest s0, 1.0 s"
+    assert sum(trace["x"][0] for trace in time_spent([arm]).data) == pytest.approx(1.0)
+
+
 def test_an_unknown_phase_is_inside_the_next_one():
     plot = time_spent(arms_of([request()]))
     assert {trace["name"]: trace["x"][0] for trace in plot.data} == {"prefill": 0.2, "decode": 0.2}
@@ -104,6 +126,37 @@ def test_the_waterfall_ends_at_what_was_served(rollouts):
         assert level[last] == pytest.approx(level[STAGES[4]], abs=0.02)
         assert level[STAGES[4]] == pytest.approx(100 * arm.metrics["hit_rate"], abs=0.02)
         assert (STAGES[2] in level) == (arm.metrics["believed_hit_rate"] is not None)
+
+
+def test_the_waterfall_has_no_place_for_a_belief_that_no_router_has():
+    rows = [request(cached_tokens=60)]
+    found = waterfall(arms_of(rows, ceilings={("a", 0): (80, 100)}))
+    assert found.layout["xaxis"]["categoryarray"] == ["one infinite cache", "lost by placement or eviction", "served"]
+    assert "index wrong" not in found.note
+
+
+def test_a_replica_has_the_same_colour_in_every_plot():
+    """`r1` got nothing that was answered, and is still the second of three."""
+    rows = [
+        request(n, replica=name, status=word)
+        for n, name, word in ((0, "r0", "ok"), (1, "r1", "error"), (2, "r2", "ok"))
+    ]
+    drawn = {plot.id: plot for plot in plots(arms_of(rows, [sample(name, running=1) for name in ("r0", "r1", "r2")]))}
+    for name in ("lanes", "placement", "load-running"):
+        plot = drawn[name]
+        assert plot.replicas == ["r0", "r1", "r2"]
+        metas = {trace["name"]: trace["meta"] for trace in plot.data if "replica" in trace["meta"]}
+        assert metas["r2"] == {"replica": 2, "replicas": 3}
+
+
+def test_what_takes_seconds_has_an_axis_in_seconds(chats):
+    axes = {plot.id: plot.layout["xaxis"]["title"]["text"] for plot in plots(chats) if plot.id.startswith("ecdf-")}
+    assert axes["ecdf-ttft_ms"] == "ms, log scale"
+    assert axes["ecdf-session_e2e_ms"] == "s, log scale"
+
+
+def test_sessions_of_one_turn_are_not_drawn_twice(chats):
+    assert "ecdf-session_e2e_ms" not in [plot.id for plot in plots(arms_of([request(0), request(1)]))]
 
 
 def test_latency_over_time_keeps_p95_above_the_median(chats):

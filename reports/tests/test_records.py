@@ -94,6 +94,21 @@ def test_plain_pandas_reads_whole_numbers_as_nullable(tmp_path):
     assert list(plain["chunk_gaps_us"][0]) == [50_000, 80_000, 70_000]
 
 
+@pytest.mark.parametrize("value", [-1, 1 << 20, (1 << 53) - 1])
+def test_a_repeat_that_no_run_has_is_refused(value):
+    with pytest.raises(RecordError, match=r"column 'repeat' has .* counts from 0 and stays below 1,048,576"):
+        requests_frame([request(repeat=value)])
+    with pytest.raises(RecordError, match="'repeat'"):
+        fleet_frame([sample(repeat=value)])
+    with pytest.raises(RecordError, match="'rollout_step'"):
+        requests_frame([request(rollout_step=1 << 40)])
+
+
+def test_a_gap_that_is_null_is_refused():
+    with pytest.raises(RecordError, match=r"'chunk_gaps_us' must hold .*null"):
+        requests_frame([request(chunk_gaps_us=[5, None])])
+
+
 def test_a_cut_parquet_file_is_an_error_that_says_so(tmp_path):
     (tmp_path / "requests.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(RecordError, match="was killed while writing"):

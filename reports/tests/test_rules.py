@@ -54,8 +54,13 @@ def test_a_relative_rule_is_written_as_in_pytest_benchmark(text, address, value,
         ({"bounds": {"hit_rate": ["p(99)>0.5"]}}, "single number"),
         ({"bounds": {"preemptions": ["rate<5"]}}, "no share"),
         ({"bounds": {"ttft_ms": ["p(99) 500"]}}, "not understood"),
-        ({"bounds": {"ttft_ms": [{"threshold": "p(99)<5", "abortOnFail": True}]}}, "list of expressions"),
-        ({"bounds": {"ttft_ms": {"threshold": "p(99)<5"}}}, "cannot be aborted"),
+        ({"bounds": {"ttft_ms": [{"threshold": "p(99)<5", "abortOnFail": True}]}}, "nothing can be aborted"),
+        ({"bounds": {"ttft_ms": [{"threshold": "p(99)<5", "abortOnFail": "no"}]}}, "true or false"),
+        ({"bounds": {"ttft_ms": [{"threshold": 5}]}}, "threshold = 5: write an expression"),
+        ({"bounds": {"ttft_ms": [{"abortOnFail": False}]}}, "threshold = None"),
+        ({"bounds": {"ttft_ms": [{"thresholds": "p(99)<5"}]}}, "did you mean 'threshold'"),
+        ({"bounds": {"ttft_ms": [5]}}, "list of expressions"),
+        ({"bounds": {"ttft": {"p99": "p(99)<5"}}}, "bounds.ttft is a table"),
         ({"bounds": {"load_cv": ["value<1"]}}, "load_cv.decode_blocks"),
         ({"bounds": {"ttft_ms": []}}, "list of expressions"),
         ({"relative": ["ttft_ms:p99:-5%"]}, "forbid an improvement"),
@@ -80,6 +85,13 @@ def test_a_relative_rule_is_written_as_in_pytest_benchmark(text, address, value,
 def test_a_rule_that_cannot_work_is_an_error_that_names_the_mend(document, told):
     with pytest.raises(ReportError, match=told):
         rules_of(document, "rules.toml")
+
+
+def test_the_long_form_of_k6_says_the_same_as_the_short_one():
+    short = rules_of({"bounds": {"ttft_ms": ["p(99)<500", "med<100"]}}, "rules.toml")
+    each = [{"threshold": "p(99)<500", "abortOnFail": False, "delayAbortEval": "10s"}, {"threshold": "med<100"}]
+    assert rules_of({"bounds": {"ttft_ms": each}}, "rules.toml") == short
+    assert rules_of({"bounds": {"ttft_ms": each[0]}}, "rules.toml").rules == short.rules[:1]
 
 
 def test_a_file_holds_rules_for_all_and_for_some(tmp_path):

@@ -2,14 +2,30 @@
 
 import json
 import shutil
+from random import Random
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from reports import ReportError, finish_run, gate, read_figures, read_run, render_reports, rules_of, save_baseline
+from reports import (
+    EXPORTS,
+    ReportError,
+    export_run,
+    finish_run,
+    gate,
+    merge_runs,
+    read_figures,
+    read_run,
+    render_reports,
+    rules_of,
+    save_baseline,
+    write_markdown,
+)
 from reports.tests.synthetic import ceilings, header, make_run
 
 GONE = object()
-STRANGE = (None, [], {}, "word", -1, 1e400, True, [None], {"a": None}, GONE)
+STRANGE = (None, [], {}, "word", -1, 1e400, 1 << 53, True, [None], {"a": None}, GONE)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +99,44 @@ def test_rows_that_are_missing_cut_or_not_of_this_run_are_never_rendered(whole, 
     with pytest.raises(ReportError, match=file):
         render_reports(read_run(folder))
     assert not (folder / "report.html").exists()
+
+
+STRANGE_COLUMNS = (
+    lambda old: None,
+    lambda old: pa.nulls(len(old), old.type),
+    lambda old: pa.array(old.to_pylist()[::-1], old.type),
+    lambda old: pa.array([None, *old.to_pylist()[1:]], old.type),
+    lambda old: pa.array(["word"] * len(old)),
+    lambda old: pa.array([""] * len(old)),
+    lambda old: pa.array([[5, None]] * len(old)),
+    lambda old: pa.array([[-5]] * len(old)),
+    *(
+        lambda old, value=value: pa.array([value, *[0] * (len(old) - 1)])
+        for value in (0, -1, -(1 << 53), (1 << 53) - 1, 1 << 62, 0.5, float("nan"), float("inf"))
+    ),
+)
+
+
+@pytest.mark.parametrize("file", ["requests.parquet", "fleet.parquet"])
+def test_whatever_one_column_holds_the_run_is_compared_and_exported_or_refused_with_the_mend(whole, tmp_path, file):
+    table, chance = pq.read_table(whole / file), Random(7)
+    folder, good = tmp_path / "run", read_run(whole)
+    shutil.copytree(whole, folder)
+    refused = []
+    for place, name in enumerate(table.column_names):
+        for change in chance.sample(STRANGE_COLUMNS, 2):
+            new = change(table[name])
+            changed_table = table.drop_columns([name]) if new is None else table.set_column(place, name, new)
+            pq.write_table(changed_table.replace_schema_metadata(None), folder / file)
+            try:
+                run = read_run(folder)
+                write_markdown(run, tmp_path / "report.md")
+                export_run(run, chance.choice(list(EXPORTS)), tmp_path / "export")
+                merge_runs([run, good], tmp_path / "merged", reports=False)
+            except ReportError as error:
+                refused.append(str(error))
+    assert len(refused) > 10
+    assert not [text for text in refused if "\n" in text or file not in text]
 
 
 def test_a_path_and_what_was_found_are_named(whole, tmp_path):

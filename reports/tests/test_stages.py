@@ -62,3 +62,14 @@ def test_where_no_stage_was_sent_as_asked_the_run_is_invalid(tmp_path):
 def test_a_closed_loop_has_no_stages(tmp_path):
     assert not open_loop(tmp_path, load={"driver": "sessions"}).stages
     assert '"stages": [' not in (tmp_path / "run.json").read_text("utf-8")
+
+
+def test_a_load_of_one_rate_that_fell_behind_is_invalid_and_its_slowest_arm_is_named(tmp_path):
+    """Asked for 28 a second over 2.98 s; the last of `b` was sent 1.96 s late."""
+    one = {"driver": "rate", "rate_per_s": 28.0}
+    kept = open_loop(tmp_path / "kept", load=one)
+    assert (kept.health["verdict"], len(kept.stages)) == ("ok", 2)
+    run = open_loop(tmp_path / "late", delay_ms=40, load=one)
+    assert run.health["verdict"] == "invalid"
+    assert run.health["reasons"][0].startswith("b: 14.17 requests/s were sent where 23.49 were asked (bound 95%)")
+    assert run.routers["b"]["requests"] == 70

@@ -41,3 +41,11 @@ def test_what_a_scenario_expects_something_of_is_shown():
     scenario = {"expect": [{"metric": "sticky_rate"}, {"metric": "ttft_ms.p50"}, {"metric": "of_another_version"}]}
     assert shown(scenario)[-1] == "sticky_rate"
     assert shown(scenario).count("ttft_ms.p50") == 1
+
+
+def test_requests_that_were_lost_stand_beside_the_errors_as_soon_as_there_is_one():
+    rows = shown(status="incomplete")
+    assert rows[rows.index("errors") + 1] == "incomplete"
+    rows = shown(status="error", error_class="router")
+    assert rows[rows.index("errors") + 1] == "collateral_errors"
+    assert {"collateral_errors", "incomplete"}.isdisjoint(shown(status="error", error_class="http_500"))

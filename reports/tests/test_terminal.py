@@ -113,3 +113,11 @@ def test_a_name_is_folded_where_a_reader_would():
     assert folded("pure-kv-affinity") == "pure-kv-\naffinity"
     assert folded("my_router.py:MyPolicy") == "my_router.py:\nMyPolicy"
     assert folded("abcdefghijklmnopqrst") == "abcdefghijklmn\nopqrst"
+
+
+def test_a_name_in_brackets_is_no_markup(tmp_path):
+    rows, samples = make_run(["random"], sessions=8, turns=3)
+    rows, samples = ([row | {"router": "mine[red]x"} for row in part] for part in (rows, samples))
+    run = finish_run(tmp_path, header(), rows, samples, reports=False)
+    assert "mine[red]x" in printed(terminal_table(run))
+    assert "mine[red]x" in printed(mode_comparison(run, run))

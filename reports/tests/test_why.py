@@ -100,7 +100,23 @@ def test_no_winner_is_said_with_the_interval():
     calls = {"ttft_ms.p99": Call("ttft_ms.p99", None, "a", ("a", "b"), "b", 0.02, (-60.0, 24.0), "")}
     (text,) = sentences({"a": arm(ttft_ms=ms(100)), "b": arm(ttft_ms=ms(102))}, calls)
     assert text.startswith("Too close to call")
-    assert "from -60.0 ms to 24.0 ms" in text
+    assert text.endswith("a may be anything from 60.0 ms better to 24.0 ms worse.")
+    faster = {"output_tokens_per_s": Call("output_tokens_per_s", None, "a", ("a", "b"), "b", 0.02, (-60.0, 24.0), "")}
+    (text,) = sentences({"a": arm(output_tokens_per_s=100), "b": arm(output_tokens_per_s=98)}, faster)
+    assert text.endswith("a may be anything from 24 tokens/s better to 60 tokens/s worse.")
+
+
+def test_a_difference_that_is_certain_and_of_no_use_is_called_that():
+    calls = {"ttft_ms.p99": Call("ttft_ms.p99", None, "a", ("a", "b"), "b", 0.002, (-0.4, -0.1), "")}
+    (text,) = sentences({"a": arm(ttft_ms=ms(100)), "b": arm(ttft_ms=ms(100.2))}, calls)
+    assert text.endswith("a is better by 0.1 ms to 0.4 ms, which is of no use to anybody.")
+
+
+def test_a_router_that_is_clearly_behind_is_named_where_two_are_ahead():
+    calls = {"ttft_ms.p99": Call("ttft_ms.p99", None, "a", ("a", "b"), "b", 0.02, (-60.0, 24.0), "")}
+    routers = {name: arm(ttft_ms=ms(value)) for name, value in (("a", 100), ("b", 102), ("c", 400))}
+    (text,) = sentences(routers, calls)
+    assert text.endswith("Behind a beyond doubt: c.")
 
 
 def test_two_winners_share_the_verdict():
