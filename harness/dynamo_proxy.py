@@ -29,19 +29,13 @@ from harness.processes import free_ports
 from routers import OptionError, RoutersError, parse_option
 from routers.__main__ import parse_replica
 from routers.body import read_body
+from routers.listen import listen
 from routers.policies.dynamo_options import SELECT_HEADER, Wishes, read_wishes
 from routers.proxy import CLIENT_LEFT, error_response, generates
-from routers.quiet import ClientErrors, server_logger
+from routers.quiet import ClientErrors
 from routers.requestlog import RequestLog
 from routers.tokens import TokenSource
-from routers.upstream import (
-    HEADER_BYTES_MAX,
-    as_upstream_error,
-    make_session,
-    request_headers,
-    response_headers,
-    send,
-)
+from routers.upstream import as_upstream_error, make_session, plain, request_headers, response_headers, send
 
 RULE = "dynamo-select"
 RULE_NO_TOKENS = "no-tokens"
@@ -167,8 +161,8 @@ class DynamoProxy:
 
     async def _generate(self, request: web.BaseRequest) -> web.StreamResponse:
         row = _Row(
-            request.headers.get("X-Request-Id") or uuid.uuid4().hex,
-            request.headers.get(self._session_header),
+            plain(request.headers.get("X-Request-Id", "")) or uuid.uuid4().hex,
+            plain(request.headers.get(self._session_header, "")) or None,
             self.now_us(),
         )
         booking: _Booking | None = None
@@ -301,31 +295,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _listen(proxy: DynamoProxy, host: str, port: int, stack: contextlib.AsyncExitStack) -> None:
-    def whole_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        loop = asyncio.get_running_loop()
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=1 << 40)
-
-    server = web.Server(
-        proxy.handle,
-        request_factory=whole_request,
-        handler_cancellation=True,
-        auto_decompress=False,
-        access_log=None,
-        logger=server_logger(ClientErrors()),
-        max_line_size=HEADER_BYTES_MAX,
-        max_field_size=HEADER_BYTES_MAX,
-    )
-    runner = web.ServerRunner(server, shutdown_timeout=1.0)
-    await runner.setup()
-    stack.push_async_callback(proxy.settle)
-    stack.push_async_callback(runner.cleanup)
-    try:
-        await web.TCPSite(runner, host, port, backlog=4096).start()
-    except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port} ({error.strerror or error}): give another --port") from error
-
-
 async def serve(given: argparse.Namespace) -> None:
     """Until SIGINT or SIGTERM. Raises HarnessError when the service does not start or goes away."""
     workers = [Worker(r.name, r.url, r.events, r.replay) for r in map(parse_replica, given.replica)]
@@ -357,7 +326,8 @@ async def serve(given: argparse.Namespace) -> None:
             epoch_ns=given.epoch_ns if given.epoch_ns is not None else time.monotonic_ns(),
             session_header=given.session_header,
         )
-        await _listen(proxy, given.host, given.port, stack)
+        stack.push_async_callback(proxy.settle)
+        await listen(proxy.handle, given.host, given.port, stack, ClientErrors())
         print(f"dynamo-select on http://{given.host}:{given.port}, service {service.url}", file=sys.stderr, flush=True)
         while not stop.is_set():
             if not service.running:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -64,7 +66,7 @@ def explain_router(name: str) -> RenderableType:
         options.add_column(column, overflow="fold", no_wrap=column == "option")
     for option in found.options:
         source = f" [{option.source}]" if option.source not in ("", usual) else ""
-        options.add_row(option.name, str(option.default), Text(option.about + source))
+        options.add_row(option.name, Text(_written(option.default)), Text(option.about + source))
     parts: list[RenderableType] = [Text(name, style="bold"), table, options]
     if found.refused:
         refused = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -74,6 +76,15 @@ def explain_router(name: str) -> RenderableType:
             refused.add_row(option_name, why)
         parts.append(refused)
     return Group(*parts)
+
+
+def _written(value: Any) -> str:
+    """A default as a scenario would have it."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_written(one)}" for name, one in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return "unset" if value is None else json.dumps(value)
 
 
 def _columns() -> Table:

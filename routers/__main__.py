@@ -131,7 +131,8 @@ def build_parser() -> argparse.ArgumentParser:
         type=float,
         default=defaults.ramp_s,
         metavar="S",
-        help="let a replica that joins later in bit by bit, from 10 %% of turns to all in S seconds (default: off)",
+        help="let a replica that joins later, or was down, in bit by bit, from 10 %% of turns to all in S seconds "
+        "(default: off)",
     )
     parser.add_argument(
         "--peer",

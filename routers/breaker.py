@@ -1,7 +1,8 @@
 """A circuit breaker as routers in the field have it: a replica that failed several times in a row is left out a while.
 
-Pure. What counts as a failure is the caller's to say, and that is where routers go wrong: one that counts a client's
-own errors closes its whole fleet against healthy traffic. This router has no breaker unless that fault is asked for.
+Pure. Law: whoever is left out is let in again when its time is over, and the next answer decides. What counts as a
+failure is the caller's to say, and that is where routers go wrong: one that counts a client's own errors closes its
+whole fleet against healthy traffic. This router has no breaker unless that fault is asked for.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ class Breaker:
     def served(self, replica: str, now_us: int) -> None:
         """Closes it, unless it is open: then the answer is to a request that was on its way before."""
         if now_us >= self._until.get(replica, 0):
-            self._failures.pop(replica, None)
-            self._until.pop(replica, None)
+            self.leave(replica)
 
-    def open(self, now_us: int) -> set[str]:
+    def leave(self, replica: str) -> None:
+        """It left the fleet; another one under its name has done nothing yet."""
+        self._failures.pop(replica, None)
+        self._until.pop(replica, None)
+
+    def open(self, now_us: int) -> frozenset[str]:
         """Replicas that take nothing now."""
-        return {replica for replica, until in self._until.items() if now_us < until}
+        return frozenset(replica for replica, until in self._until.items() if now_us < until)

@@ -24,7 +24,7 @@ class Down:
 
     def __init__(self, interval_ms: int = HEALTH_INTERVAL_MS) -> None:
         at_least(0, health_interval_ms=interval_ms)
-        self._watched = interval_ms > 0
+        self._interval_us = 1000 * interval_ms
         self._since: dict[str, int] = {}
         self.times = 0
         """How often a replica went down."""
@@ -40,11 +40,16 @@ class Down:
 
     def enter(self, name: str, now_us: int) -> bool:
         """Whether that is news."""
-        if not self._watched or name in self._since:
+        if not self._interval_us or name in self._since:
             return False
         self._since[name] = now_us
         self.times += 1
         return True
+
+    def was_long(self, name: str, now_us: int) -> bool:
+        """Down for an interval or longer: at the first look it was still gone, so it was no connection's own trouble
+        and its cache is likely lost."""
+        return name in self._since and now_us - self._since[name] >= self._interval_us
 
     def leave(self, name: str) -> bool:
         """Whether that is news."""

@@ -6,8 +6,11 @@
   another's.
 - `ignore-event-sequence`: numbers of KV event batches and lost connections mean nothing, so what is believed of a
   replica outlives its restart and every hole (field case BL-08).
-- `untracked-load`: requests are placed and never counted, so every replica looks idle to the policy.
-- `breaker-on-client-errors=N`: N answers of 4xx in a row and a replica is left out for a minute, as if it had failed.
+- `untracked-load`: the policy places requests and nobody counts them, so every replica looks idle to it: counts in
+  flight, what policies book themselves and what peers tell are nothing. What it believes of caches and sessions from
+  what it placed goes on, and so do gauges that engines tell (field case BL-04: an endpoint that is only proxied).
+- `breaker-on-client-errors=N`: N error answers in a row, a client's own (4xx) among them, and a replica is left out for
+  a minute, as if it had failed (field case BL-43).
 
 The request itself always goes on unharmed; what is harmed is the router's idea of it. The live router commits these on
 the real bytes; `faulty_prompt` does the same to a prompt that is only symbolic.

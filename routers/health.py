@@ -16,10 +16,8 @@ from typing import Any
 
 import aiohttp
 
+from routers.poll import ANSWER_S
 from routers.router import Router
-
-HEALTH_TIMEOUT_S = 2.0
-"""As of the other polls."""
 
 
 class Health:
@@ -85,7 +83,7 @@ class Health:
         url = self._router.url(replica)
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
             async with self._session.get(
-                f"{url}/health", timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S), allow_redirects=False
+                f"{url}/health", timeout=aiohttp.ClientTimeout(total=ANSWER_S), allow_redirects=False
             ) as answer:
                 return answer.status < 500
         return False

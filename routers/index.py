@@ -15,6 +15,7 @@ store whose parent the replica never announced cannot be placed and is dropped (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -22,7 +23,7 @@ from routers.blocks import NONE, ROOT, Blocks
 from routers.errors import EventError
 from routers.hashing import MASK, PrefixKeys, extend_keys
 from routers.slots import NamedSlots
-from routers.view import Cleared, KvEvent, Stored
+from routers.view import Cleared, EventGap, KvEvent, KvEvents, Observation, ReplicaRemoved, Stored
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 _NOWHERE: dict[str, int] = {}
@@ -105,7 +106,20 @@ class PrefixIndex:
         """What all replicas announced and did not remove, on every tier; a block that two of them hold counts twice."""
         return sum(len(held) for residency in self._replicas.values() for held in residency.tiers.values())
 
+    def state(self) -> dict[str, Any]:
+        """For a policy's `stats`."""
+        return {"index": msgspec.structs.asdict(self.stats), "index_blocks": len(self)}
+
     # -- what replicas say -------------------------------------------------------------------------------------
+
+    def observe(self, event: Observation) -> None:
+        """What a policy that holds an index is told, as far as it is about caches."""
+        if isinstance(event, KvEvents):
+            self.apply(event.replica, event.events)
+        elif isinstance(event, EventGap):
+            self.gap(event.replica)
+        elif isinstance(event, ReplicaRemoved):
+            self.forget(event.replica)
 
     def apply(self, replica: str, events: Iterable[KvEvent]) -> None:
         for event in events:

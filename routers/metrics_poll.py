@@ -1,12 +1,11 @@
 """Polls the replicas' `/metrics` for policies that look at the engines' own gauges.
 
-Polled values are stale by up to one interval plus the engine's step; that staleness is part of what such policies
-are, so nothing is smoothed or predicted here. A replica that does not answer keeps its last values.
+Of a replica with several ranks requests add up and usage is the mean. The odd thing: an adapter's gauge is one series
+for every state that there has been, whose value is the time of that state.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 from collections.abc import Callable
@@ -14,10 +13,9 @@ from collections.abc import Callable
 import aiohttp
 import msgspec
 
+from routers.poll import Poll
 from routers.router import Router
 from routers.view import EngineMetrics
-
-POLL_TIMEOUT_S = 2.0
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -66,36 +64,21 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
 
 
-class MetricsPoll:
+class MetricsPoll(Poll):
     def __init__(
         self, router: Router, session: aiohttp.ClientSession, now_us: Callable[[], int], interval_ms: int
     ) -> None:
+        super().__init__(router, session, now_us, interval_ms)
         self.stats = PollStats()
-        self._router = router
-        self._session = session
-        self._now_us = now_us
-        self._interval_s = interval_ms / 1000
 
-    async def run(self) -> None:
-        """Polls all replicas at once, every interval, until cancelled."""
-        while True:
-            started = asyncio.get_running_loop().time()
-            await asyncio.gather(*(self._poll(view.name, view.url) for view in self._router.replicas() if view.url))
-            spent = asyncio.get_running_loop().time() - started
-            await asyncio.sleep(max(0.0, self._interval_s - spent))
-
-    async def _poll(self, name: str, url: str) -> None:
+    async def ask(self, name: str, url: str) -> None:
         self.stats.polls += 1
-        try:
-            async with self._session.get(
-                f"{url}/metrics",
-                headers={"Accept-Encoding": "identity"},
-                timeout=aiohttp.ClientTimeout(total=POLL_TIMEOUT_S),
-            ) as reply:
-                found = parse_metrics(await reply.text(), self._now_us()) if reply.status == 200 else None
-        except (TimeoutError, aiohttp.ClientError, OSError, UnicodeDecodeError):
-            found = None
+        found: EngineMetrics | None = None
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, UnicodeDecodeError):
+            status, body = await self.fetch(f"{url}/metrics")
+            if status == 200:
+                found = parse_metrics(body.decode(), self.now_us())
         if found is None:
             self.stats.failed += 1
         else:
-            self._router.metrics(name, found, self._now_us())
+            self.router.metrics(name, found, self.now_us())

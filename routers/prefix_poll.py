@@ -9,12 +9,12 @@ that an unchanged report costs nothing to take:
 `top-k` lists the engine's longest cached prefixes, each by its number of blocks and by XXH3-64 with seed 1337 over its
 u32 little-endian tokens, which is a name that a router can compute itself; further keys of a row are the engine's own
 affair. `bloom` is a filter of the token hashes of *every* cached prefix (each block is the end of one), whose K bits
-per hash are `hashing.bloom_positions`. A report in blocks of another size than the router's is of no use and counted.
+per hash are `hashing.bloom_positions`. Prefixes under a salt or an adapter are in neither, since their tokens do not
+say who may hit them. A report in blocks of another size than the router's is of no use and counted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 from collections.abc import Callable
@@ -23,10 +23,9 @@ import aiohttp
 import msgspec
 
 from routers.errors import WireError
+from routers.poll import Poll
 from routers.router import Router
 from routers.view import Bloom, ReportedPrefixes
-
-POLL_TIMEOUT_S = 2.0
 
 
 class PrefixPollStats(msgspec.Struct):
@@ -73,7 +72,7 @@ def parse_prefix_state(body: bytes, replica: str, block_size: int, at_us: int) -
     raise WireError(f"a report of form {state.form!r} with {state.hashes} hashes is not known: top-k and bloom are")
 
 
-class PrefixPoll:
+class PrefixPoll(Poll):
     def __init__(
         self,
         router: Router,
@@ -83,11 +82,8 @@ class PrefixPoll:
         block_size: int,
         form: str = "top-k",
     ) -> None:
+        super().__init__(router, session, now_us, interval_ms)
         self.stats = PrefixPollStats()
-        self._router = router
-        self._session = session
-        self._now_us = now_us
-        self._interval_s = interval_ms / 1000
         self._block_size = block_size
         self._form = form
         self._seen: dict[str, bytes] = {}
@@ -96,32 +92,19 @@ class PrefixPoll:
         """It left the fleet or joined it: its next report is news whatever it says."""
         self._seen.pop(replica, None)
 
-    async def run(self) -> None:
-        """Polls all replicas at once, every interval, until cancelled."""
-        while True:
-            started = asyncio.get_running_loop().time()
-            await asyncio.gather(*(self._poll(view.name, view.url) for view in self._router.replicas() if view.url))
-            spent = asyncio.get_running_loop().time() - started
-            await asyncio.sleep(max(0.0, self._interval_s - spent))
-
-    async def _poll(self, name: str, url: str) -> None:
+    async def ask(self, name: str, url: str) -> None:
         self.stats.polls += 1
         try:
-            async with self._session.get(
-                f"{url}/prefix_cache_state?form={self._form}",
-                headers={"Accept-Encoding": "identity"},
-                timeout=aiohttp.ClientTimeout(total=POLL_TIMEOUT_S),
-            ) as reply:
-                body = await reply.read()
-                if reply.status == 404:
-                    self.stats.absent += 1
-                    return
-                if reply.status != 200:
-                    raise WireError(f"{url}/prefix_cache_state answers {reply.status}")
+            status, body = await self.fetch(f"{url}/prefix_cache_state?form={self._form}")
+            if status == 404:
+                self.stats.absent += 1
+                return
+            if status != 200:
+                raise WireError(f"{url}/prefix_cache_state answers {status}")
             if self._seen.get(name) == body:
                 self.stats.unchanged += 1
                 return
-            self._router.reported_prefixes(parse_prefix_state(body, name, self._block_size, self._now_us()))
+            self.router.reported_prefixes(parse_prefix_state(body, name, self._block_size, self.now_us()))
             self._seen[name] = body
         except (TimeoutError, aiohttp.ClientError, OSError, WireError) as error:
             self.stats.failed += 1

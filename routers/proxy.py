@@ -22,7 +22,6 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from routers.body import GenerationBody, cut_body, output_limit, read_body
-from routers.breaker import Breaker
 from routers.down import RETRIES_MAX
 from routers.errors import NoReplica, OptionError, RefusedError, UpstreamError
 from routers.faults import NO_FAULTS, RouterFaults
@@ -31,7 +30,7 @@ from routers.prompts import Prompt
 from routers.requestlog import Life, RequestLog
 from routers.router import Router
 from routers.tokens import TokenSource, text_prompt
-from routers.upstream import as_upstream_error, request_headers, response_headers, send
+from routers.upstream import as_upstream_error, plain, request_headers, response_headers, send
 from routers.view import Decision, ReplicaView, Signal, TurnView
 
 CLIENT_LEFT = 499  # logged, never sent: nobody is there to read it
@@ -95,15 +94,13 @@ class Proxy:
         self._wants_progress = router.wants_progress
         self._turn_number = itertools.count()
         self._session_key = self.config.session_header.lower()
-        strikes = self.config.faults.breaker_on_client_errors
-        self._breaker = Breaker(strikes) if strikes is not None else None
         self._text_join: str = getattr(router.policy, "text_join", "\n")
 
     # -- generation: through the policy --------------------------------------------------------------------------
 
     async def generate(self, request: web.BaseRequest) -> web.StreamResponse:
         given_id = request.headers.get("X-Request-Id")
-        life = Life(given_id or uuid.uuid4().hex, self._now_us())
+        life = Life(plain(given_id) if given_id else uuid.uuid4().hex, self._now_us())
         key: str | None = None
         try:
             body = await self._read(request)
@@ -113,8 +110,7 @@ class Proxy:
                 headers["X-Request-Id"] = life.request_id  # so that both ends write the same id
             tried: set[str] = set()
             while True:
-                shut = self._breaker.open(self._now_us()) if self._breaker is not None else set()
-                decision = await self._place(turn, tried | shut)
+                decision = await self._place(turn, tried)
                 key = turn.request_id
                 life.decision, life.routed_us = decision, self._now_us()
                 life.attempts += 1
@@ -125,17 +121,12 @@ class Proxy:
                     self.router.failed(key, self._now_us())
                     key = None
                     tried.add(decision.replica)
-                    if len(tried) > self.config.retries_max or not self.router.fleet(0, tried).replicas:
+                    if len(tried) > self.config.retries_max or not self.router.fleet(self._now_us(), tried).replicas:
                         return self._bad_gateway(decision.replica, error, life)
                 else:
                     response = await self._relay(request, upstream, decision.replica, key, life)
-                    if self._breaker is not None:
-                        if upstream.status >= 400:
-                            self._breaker.failed(decision.replica, self._now_us())
-                        else:
-                            self._breaker.served(decision.replica, self._now_us())
-                    if life.error is None and upstream.status < 500:
-                        self.router.finished(key, life.output_tokens, self._now_us(), cached_tokens=life.cached_tokens)
+                    if life.error is None:
+                        self._end(key, upstream.status, life)
                         key = None
                     return response
         except web.RequestPayloadError as error:
@@ -185,7 +176,8 @@ class Proxy:
 
     async def _turn(self, request: web.BaseRequest, raw: bytes, life: Life) -> TurnView:
         needs = self.router.needs
-        session_id = request.headers.get(self._session_key)
+        headers = {name.lower(): plain(value) for name, value in request.headers.items()}
+        session_id = headers.get(self._session_key)
         body: GenerationBody | None = None
         if Signal.TOKENS in needs or Signal.TEXT in needs or (Signal.SESSION_ID in needs and session_id is None):
             body = read_body(raw)
@@ -210,7 +202,7 @@ class Proxy:
             priority=(body.priority or 0) if body is not None else 0,
             max_tokens=output_limit(body) if body is not None else None,
             model=body.model if body is not None else None,
-            headers={name.lower(): value for name, value in request.headers.items()},
+            headers=headers,
             path=request.path,
         )
 
@@ -222,6 +214,13 @@ class Proxy:
             raise RefusedError(f"replica {replica} has no URL")
         life.sent_us = self._now_us()
         return await send(self._session, request.method, url, _target(request), headers, body)
+
+    def _end(self, key: str, status: int, life: Life) -> None:
+        """A whole answer was passed on."""
+        if status < 400:
+            self.router.finished(key, life.output_tokens, self._now_us(), cached_tokens=life.cached_tokens)
+        else:
+            self.router.refused(key, self._now_us(), status)
 
     def _lost(self, replica: str, error: UpstreamError) -> None:
         """A replica that gave no answer."""

@@ -1,4 +1,4 @@
-"""Ramped traffic for a replica that joined a running fleet: its cache is empty, so it is let in bit by bit.
+"""Ramped traffic for a replica that joined a running fleet, or was down and is back: let in bit by bit, being cold.
 
 Law: the share of turns for which a new replica may be chosen grows in a straight line from `first_share` to all of them
 over `ramp_s`, and a session (or a request without one) that was let in once stays let in: who is in is decided by a

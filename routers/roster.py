@@ -1,8 +1,9 @@
 """Who is in the fleet, and what a policy is shown of it: replicas with their load, draining, down or being let in.
 
 Pure bookkeeping; telling the policy is the router's. Law: a turn is offered every replica but those that drain, are
-down or were left out by name. The odd thing: when that leaves nobody, those that are down are offered after all, since
-one may be back before it was looked at, and a refused connection costs less than a refused turn.
+down, were left out by name or are shut out by a breaker, which only a faulty router has. The odd thing: when that
+leaves nobody, those that are down are offered after all, since one may be back before it was looked at, and a refused
+connection costs less than a refused turn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from routers.breaker import Breaker
 from routers.down import Down
 from routers.errors import FleetError, NoReplica
 from routers.ledger import Ledger
@@ -20,11 +22,21 @@ from routers.view import NO_LOAD, EngineMetrics, FleetView, PeerLoad, ReplicaVie
 
 
 class Roster:
-    """`untracked`: no load is shown, which is a fault."""
+    """`untracked`: no load is shown, which is a fault, and so is a `breaker`."""
 
-    def __init__(self, ledger: Ledger, ramp: Ramp, peers: PeerLoads | None, down: Down, *, untracked: bool) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        ramp: Ramp,
+        peers: PeerLoads | None,
+        down: Down,
+        *,
+        untracked: bool,
+        breaker: Breaker | None = None,
+    ) -> None:
         self.ramp = ramp
         self.down = down
+        self.breaker = breaker
         self._ledger = ledger
         self._peers = peers
         self._untracked = untracked
@@ -44,11 +56,12 @@ class Roster:
 
     def view(self, now_us: int, left_out: frozenset[str] = frozenset()) -> FleetView:
         views: Iterable[ReplicaView] = self._views.values()
-        if self._peers is not None:
-            elsewhere = self._peers.loads(now_us)
-            views = [_with_peers(view, elsewhere.get(view.name, NO_LOAD)) for view in views]
         if self._untracked:
             views = [msgspec.structs.replace(view, in_flight=0, in_flight_tokens=0) for view in views]
+        elif self._peers is not None:
+            elsewhere = self._peers.loads(now_us)
+            views = [_with_peers(view, elsewhere.get(view.name, NO_LOAD)) for view in views]
+        left_out |= self._shut(now_us)
         shown = [view for view in views if not view.draining and view.name not in left_out]
         down: list[ReplicaView] = []
         if self.down and any(view.name not in self.down for view in shown):
@@ -60,21 +73,27 @@ class Roster:
         """What may be chosen for the turn of this session (or request). Raises NoReplica."""
         fleet = self.view(now_us, left_out)
         if not fleet.replicas:
-            raise NoReplica(self._why_nobody(left_out))
+            raise NoReplica(self._why_nobody(left_out, self._shut(now_us) - left_out))
         held_back = self.ramp.held_back(key, now_us)
         kept = [view for view in fleet if view.name not in held_back] if held_back else []
         if not kept:
             return fleet  # nobody would be left
         return fleet.narrowed(kept, ramping=[view for view in fleet if view.name in held_back])
 
-    def _why_nobody(self, left_out: frozenset[str]) -> str:
+    def _shut(self, now_us: int) -> frozenset[str]:
+        return self.breaker.open(now_us) if self.breaker is not None else frozenset()
+
+    def _why_nobody(self, left_out: frozenset[str], shut: frozenset[str]) -> str:
         if not self._views:
             return "no replica is in the fleet: add one"
         draining = [view.name for view in self._views.values() if view.draining]
         parts = [f"{len(draining)} draining ({', '.join(draining)})"] if draining else []
         if left_out:
             parts.append(f"{len(left_out)} already tried ({', '.join(sorted(left_out))})")
-        return f"none of {len(self._views)} replicas can take a turn: {' and '.join(parts)}; add or restart one"
+        if shut:
+            parts.append(f"{len(shut)} shut out by the breaker ({', '.join(sorted(shut))})")
+        mend = "try later, when it lets them in again" if shut else "add or restart one"
+        return f"none of {len(self._views)} replicas can take a turn: {' and '.join(parts)}; {mend}"
 
     # -- coming and going -------------------------------------------------------------------------------------------
 
@@ -97,6 +116,8 @@ class Roster:
         del self._views[self.known(name).name]
         self.down.leave(name)
         self.ramp.leave(name)
+        if self.breaker is not None:
+            self.breaker.leave(name)
 
     def known(self, name: str) -> ReplicaView:
         view = self._views.get(name)

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from routers.belief import Belief
+from routers.breaker import Breaker
 from routers.down import HEALTH_INTERVAL_MS, Down
 from routers.errors import FleetError, NoReplica
 from routers.faults import NO_FAULTS, RouterFaults
-from routers.ledger import Ledger
+from routers.ledger import Entry, Ledger
 from routers.peers import PeerLoads
 from routers.ramp import Ramp
 from routers.roster import Roster
@@ -61,9 +62,9 @@ class Counts(msgspec.Struct):
 class Router:
     """`replicas`: names, or names with their URLs, in the order in which policies shall see them.
 
-    `ramp` lets replicas that join later in bit by bit; `peers` is what other ingresses say of their load. Of `faults`
-    only `untracked_load` and `ignore_event_sequence` are committed here; those about prompts are whoever makes them's.
-    `health_interval_ms` is how often the caller looks at replicas that are down (0: never, and then none is).
+    `ramp` lets replicas that join later, or were down, in bit by bit; `peers` is what other ingresses say of their
+    load. Of `faults` those about prompts are committed by whoever makes prompts, all others here. `health_interval_ms`
+    is how often the caller looks at replicas that are down (0: never, and then none is).
     """
 
     def __init__(
@@ -84,11 +85,17 @@ class Router:
         self.peers = peers
         self.down = Down(health_interval_ms)
         self._deaf = faults.ignore_event_sequence
+        self._counts_load = not faults.untracked_load
+        self._overlooks_salts = faults.ignore_extra_keys
         self.load_version = 0
         """Grows whenever this router's own load changes, so that whoever tells its peers knows when to."""
         self._ledger = Ledger()
         self._waiting = WaitingRoom()
-        self._roster = Roster(self._ledger, self.ramp, peers, self.down, untracked=faults.untracked_load)
+        strikes = faults.breaker_on_client_errors
+        self._breaker = Breaker(strikes) if strikes is not None else None
+        self._roster = Roster(
+            self._ledger, self.ramp, peers, self.down, untracked=not self._counts_load, breaker=self._breaker
+        )
         urls = replicas if isinstance(replicas, Mapping) else dict.fromkeys(replicas)
         for name, url in urls.items():
             self._add(name, 0, url)
@@ -101,6 +108,11 @@ class Router:
     def wants_progress(self) -> bool:
         """Whether the policy asks to hear of every few output tokens."""
         return bool(getattr(self.policy, "wants_progress", False))
+
+    @property
+    def heeds_salts(self) -> bool:
+        """Whether salts and other extra keys count in what it is told of prompts and blocks; else tokens are all."""
+        return not self._overlooks_salts and bool(getattr(self.policy, "heeds_salts", True))
 
     @property
     def may_hold(self) -> bool:
@@ -159,7 +171,9 @@ class Router:
         self._refresh_load(decision.replica)
         self.counts.routed += 1
         self.placements[decision.replica] = self.placements.get(decision.replica, 0) + 1
-        self.policy.observe(Dispatched(turn.request_id, decision.replica, turn, decision, now_us))
+        self.policy.observe(
+            Dispatched(turn.request_id, decision.replica, turn, decision, now_us, counted=self._counts_load)
+        )
         return decision
 
     def submit(self, turn: TurnView, now_us: int, placed: Placed, *, exclude: Iterable[str] = ()) -> None:
@@ -213,37 +227,64 @@ class Router:
         if not entry.first_token:
             entry.first_token = True
             self.load_version += 1
-            self.policy.observe(FirstToken(request_id, entry.replica, now_us))
+            self._tell_of_load(FirstToken(request_id, entry.replica, now_us))
             self.let_go(now_us)
 
     def progress(self, request_id: str, output_tokens: int, now_us: int) -> None:
-        self.policy.observe(Progress(request_id, self._ledger.get(request_id).replica, output_tokens, now_us))
+        self._tell_of_load(Progress(request_id, self._ledger.get(request_id).replica, output_tokens, now_us))
 
     def finished(
         self, request_id: str, output_tokens: int | None, now_us: int, *, cached_tokens: int | None = None
     ) -> None:
         """`cached_tokens`: what the replica says it served from its cache, where it says so."""
-        entry = self._ledger.close(request_id)
+        entry = self._end(request_id)
         if cached_tokens is not None and entry.believed is not None:
             self.beliefs.setdefault(entry.rule, Belief()).add(entry.believed, cached_tokens)
-        self._refresh_load(entry.replica)
-        self.counts.finished += 1
-        self.policy.observe(Finished(request_id, entry.replica, output_tokens, now_us))
-        self.let_go(now_us)
+        if self._breaker is not None:
+            self._breaker.served(entry.replica, now_us)
+        self._finish(request_id, entry.replica, output_tokens, now_us)
+
+    def refused(self, request_id: str, now_us: int, status: int) -> None:
+        """The replica answered with an error. Below 500 that is the client's own: the request is over in good order and
+        no replica failed, which only a breaker on client errors sees otherwise."""
+        entry = self._end(request_id)
+        if self._breaker is not None:
+            self._breaker.failed(entry.replica, now_us)
+        if status < 500:
+            self._finish(request_id, entry.replica, 0, now_us)
+        else:
+            self._fail(request_id, entry.replica, now_us)
 
     def failed(self, request_id: str, now_us: int) -> None:
-        """Not served to its end: the replica failed, or the client left (while the turn was held back, too)."""
+        """Not served to its end: the replica gave no whole answer, or the client left (while the turn was held back,
+        too)."""
         if request_id in self._waiting:
             self._waiting.leave(request_id)
             self.counts.withdrawn += 1
             self.policy.observe(Withdrawn(request_id, now_us))
             self.let_go(now_us)
             return
+        self._fail(request_id, self._end(request_id).replica, now_us)
+
+    def _end(self, request_id: str) -> Entry:
         entry = self._ledger.close(request_id)
         self._refresh_load(entry.replica)
-        self.counts.failed += 1
-        self.policy.observe(Failed(request_id, entry.replica, now_us))
+        return entry
+
+    def _finish(self, request_id: str, replica: str, output_tokens: int | None, now_us: int) -> None:
+        self.counts.finished += 1
+        self._tell_of_load(Finished(request_id, replica, output_tokens, now_us))
         self.let_go(now_us)
+
+    def _fail(self, request_id: str, replica: str, now_us: int) -> None:
+        self.counts.failed += 1
+        self._tell_of_load(Failed(request_id, replica, now_us))
+        self.let_go(now_us)
+
+    def _tell_of_load(self, event: FirstToken | Progress | Finished | Failed) -> None:
+        """What becomes of a request that the policy was told as a load."""
+        if self._counts_load:
+            self.policy.observe(event)
 
     def index_size(self) -> int | None:
         """Entries of the policy's own index, all replicas together, in its `index_unit`; None: it keeps none."""
@@ -261,6 +302,8 @@ class Router:
 
     def own_loads(self) -> dict[str, PeerLoad]:
         """What this router has in flight, by replica, as its peers shall hear it."""
+        if not self._counts_load:
+            return {}
         owed = getattr(self.policy, "owed", None)
         found = {}
         for name in (view.name for view in self._roster.all()):
@@ -329,7 +372,10 @@ class Router:
         return news
 
     def reachable(self, name: str, now_us: int) -> bool:
-        """It answered. False: it was not down."""
+        """It answered. False: it was not down. As nginx's `slow_start`, HAProxy's `slowstart` and Envoy's have it, who
+        was really gone is let in bit by bit, as one that joins."""
+        if self.down.was_long(name, now_us):
+            self.ramp.join(name, now_us)
         news = self.down.leave(name)
         if news:
             self.let_go(now_us)

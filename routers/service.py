@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import random
 import time
 import uuid
@@ -25,19 +24,20 @@ from routers.admin import ReplicaAddress, answer
 from routers.down import HEALTH_INTERVAL_MS
 from routers.errors import StartError
 from routers.health import Health
+from routers.listen import listen
 from routers.metrics_poll import MetricsPoll
 from routers.peer_link import PeerLink
 from routers.peers import PeerLoads
 from routers.prefix_poll import PrefixPoll
 from routers.proxy import Proxy, ProxyConfig, error_response, generates, of_the_server
-from routers.quiet import ClientErrors, server_logger
+from routers.quiet import ClientErrors
 from routers.ramp import Ramp
 from routers.registry import make_policy, refuse_oracle
 from routers.requestlog import RequestLog
 from routers.router import Router
 from routers.subscriber import Subscriber
 from routers.tokens import TokenSource
-from routers.upstream import HEADER_BYTES_MAX, make_session
+from routers.upstream import make_session
 from routers.view import POLL_INTERVALS_MS, Signal
 
 
@@ -75,6 +75,9 @@ class Service:
             faults=config.proxy.faults,
             health_interval_ms=config.health_interval_ms,
         )
+        # A policy that hashes tokens alone does on purpose what is a fault of others.
+        overlooks_salts = not self.router.heeds_salts
+        self._faults = msgspec.structs.replace(config.proxy.faults, ignore_extra_keys=overlooks_salts)
         self.port = config.port
         self.subscribers: dict[str, Subscriber] = {}
         self._addresses = {replica.name: replica for replica in config.replicas}
@@ -98,7 +101,7 @@ class Service:
         log = RequestLog(config.log_file)
         log.start()
         self._stack.push_async_callback(log.close)
-        self._tokens = TokenSource(session, config.block_size, config.proxy.faults)
+        self._tokens = TokenSource(session, config.block_size, self._faults)
         self._health = Health(self.router, session, self.now_us, config.health_interval_ms, self._spawn)
         self.proxy = Proxy(self.router, session, self._tokens, log, self._health, self.now_us, config.proxy)
         needs = self.router.needs
@@ -121,7 +124,7 @@ class Service:
                 self.router, session, self.now_us, config.prefix_interval_ms, config.block_size, form
             )
             self._spawn(self._prefixes.run())
-        await self._listen()
+        self.port = await listen(self._handle, config.host, config.port, self._stack, self._client_errors)
         if config.peers:
             name, incarnation = f"{config.host}:{self.port}", uuid.uuid4().hex
             self._link = PeerLink(self.router, session, name, incarnation, config.peers)
@@ -229,7 +232,7 @@ class Service:
             now_us=self.now_us,
             context=self._zmq,
             lora_names=self.proxy.lora_names,
-            faults=self.config.proxy.faults,
+            faults=self._faults,
         )
         subscriber.connect().close()  # an address that cannot be one shows now
         self.subscribers[replica.name] = subscriber
@@ -271,34 +274,6 @@ class Service:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _listen(self) -> None:
-        def whole_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            loop = asyncio.get_running_loop()
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=1 << 40)
-
-        server = web.Server(
-            self._handle,
-            request_factory=whole_request,
-            handler_cancellation=True,
-            auto_decompress=False,
-            access_log=None,
-            logger=server_logger(self._client_errors),
-            max_line_size=HEADER_BYTES_MAX,
-            max_field_size=HEADER_BYTES_MAX,
-        )
-        runner = web.ServerRunner(server, shutdown_timeout=1.0)
-        await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, self.config.host, self.config.port, backlog=4096)
-        try:
-            await site.start()
-        except OSError as error:
-            where = f"{self.config.host}:{self.config.port}"
-            if error.errno == errno.EADDRINUSE:
-                raise StartError(f"{where} is taken by another process: give another --port") from error
-            raise StartError(f"cannot listen on {where} ({error.strerror or error}): give another --host") from error
-        self.port = runner.addresses[0][1]
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path

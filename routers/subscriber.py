@@ -102,6 +102,7 @@ class Subscriber:
             "endpoint": self._endpoint,
             "replay": self._replay,
             "last_sequence": self.stream.last,
+            "catching_up": self.stream.catching_up,
             **msgspec.structs.asdict(self.stream.stats),
             "void_since_us": self.void_since_us,
             "void_us_max": self.void_us_max,

@@ -90,7 +90,7 @@ class TokenSource:
                 if reply.status != 200:
                     return None
                 return _REPLY.decode(await reply.read()).tokens
-        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError):
+        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError, RecursionError):
             return None
 
 

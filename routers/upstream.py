@@ -79,6 +79,12 @@ def _value(raw: bytes) -> str:
         return raw.decode("latin-1")
 
 
+def plain(value: str) -> str:
+    """A header's value as the server library gives it, where bytes that are no UTF-8 are lone surrogates, as text that
+    can be hashed, logged and sent on."""
+    return value if value.isascii() else _value(value.encode("utf-8", "surrogateescape"))
+
+
 async def send(
     session: aiohttp.ClientSession, method: str, base: str, target: str, headers: CIMultiDict[str], body: bytes
 ) -> aiohttp.ClientResponse:

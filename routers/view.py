@@ -206,11 +206,15 @@ KvEvent = Stored | Removed | Cleared
 
 
 class Dispatched(msgspec.Struct, frozen=True):
+    """The turn goes to its replica. `counted` false: it is no load to a router with the fault `untracked_load`, which
+    tells nothing of its tokens and its end either; who books load books none, what is believed of caches holds."""
+
     request_id: str
     replica: str
     turn: TurnView
     decision: Decision
     at_us: int
+    counted: bool = True
 
 
 class FirstToken(msgspec.Struct, frozen=True):
@@ -229,7 +233,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """`output_tokens` is None where nobody counted."""
+    """Answered to the end, be it with an error of the client's own. `output_tokens` is None where nobody counted."""
 
     request_id: str
     replica: str
@@ -238,7 +242,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The replica did not serve the request (or the client left); its load is gone either way."""
+    """The replica failed at the request (or the client left); its load is gone either way."""
 
     request_id: str
     replica: str

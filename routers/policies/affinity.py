@@ -9,23 +9,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgspec
-
 from routers.config import Options
 from routers.hashing import PrefixKeys
 from routers.index import PrefixIndex
 from routers.policies.base import BasePolicy, Recency, TieBreak, break_tie, count
-from routers.view import (
-    Decision,
-    Dispatched,
-    EventGap,
-    FleetView,
-    KvEvents,
-    Observation,
-    ReplicaRemoved,
-    Signal,
-    TurnView,
-)
+from routers.view import Decision, FleetView, Observation, Signal, TurnView
 
 
 class PureKvAffinityOptions(Options, frozen=True):
@@ -33,7 +21,7 @@ class PureKvAffinityOptions(Options, frozen=True):
 
     - `ties`: who wins among equally long matches, no match at all included. `random` as there; `first` herds from the
       first request on; `least-recent` spreads cold prompts evenly.
-    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours, see `PrefixIndex`].
+    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours].
     """
 
     ties: TieBreak = "random"
@@ -74,18 +62,11 @@ class PureKvAffinity(BasePolicy):
         return Decision(replica.name, reason, rule, scores, held * self.block_size)
 
     def observe(self, event: Observation) -> None:
-        if isinstance(event, KvEvents):
-            self._index.apply(event.replica, event.events)
-        elif isinstance(event, EventGap):
-            self._index.gap(event.replica)
-        elif isinstance(event, Dispatched):
-            self._recency.chosen(event.replica)
-        elif isinstance(event, ReplicaRemoved):
-            self._index.forget(event.replica)
-            self._recency.forget(event.replica)
+        self._index.observe(event)
+        self._recency.observe(event)
 
     def index_size(self) -> int:
         return self._index.held_blocks()
 
     def stats(self) -> dict[str, Any]:
-        return {"index": msgspec.structs.asdict(self._index.stats), "index_blocks": len(self._index)}
+        return self._index.state()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from routers.config import Options
 from routers.errors import OptionError
-from routers.view import Decision, FleetView, Observation, ReplicaView, Signal, TurnView
+from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaRemoved, ReplicaView, Signal, TurnView
 
 TieBreak = Literal["least-recent", "random", "first"]
 
@@ -23,7 +23,8 @@ class BasePolicy:
     `about` is the line that lists show; `variants` are named option sets (`NAME:variant`). `believes`, `source` and
     `fails` are what `policy_explain` tells: what the policy holds true of the fleet, where the algorithm is from, and
     under which conditions it does badly. `text_join` joins the messages of a chat for a policy that reads text;
-    `index_unit` is what `index_size` counts.
+    `index_unit` is what `index_size` counts; `heeds_salts` false: the imitated router hashes tokens alone, so one
+    tenant's blocks look like another's to it.
     """
 
     about: ClassVar[str] = ""
@@ -32,6 +33,7 @@ class BasePolicy:
     fails: ClassVar[str] = ""
     text_join: ClassVar[str] = "\n"
     index_unit: str = "blocks"
+    heeds_salts: ClassVar[bool] = True
     Options: ClassVar[type[Options]] = Options
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     needs: frozenset[Signal] = frozenset()
@@ -80,12 +82,12 @@ class Recency:
         self._turn = 0
         self._last: dict[str, int] = {}
 
-    def chosen(self, name: str) -> None:
-        self._turn += 1
-        self._last[name] = self._turn
-
-    def forget(self, name: str) -> None:
-        self._last.pop(name, None)
+    def observe(self, event: Observation) -> None:
+        if isinstance(event, Dispatched):
+            self._turn += 1
+            self._last[event.replica] = self._turn
+        elif isinstance(event, ReplicaRemoved):
+            self._last.pop(event.replica, None)
 
     def longest_ago(self, tied: Sequence[ReplicaView]) -> list[ReplicaView]:
         """Those never chosen, if any; else the one chosen longest ago."""
@@ -137,6 +139,11 @@ def break_tie(
     if rule == "least-recent" and recency is not None and len(tied) > 1:
         tied = recency.longest_ago(tied)
     return tied[0] if len(tied) == 1 else tied[rng.randrange(len(tied))]
+
+
+def kv_usage(replica: ReplicaView) -> float:
+    """As last polled; of a replica that was never heard of, nothing is used."""
+    return replica.metrics.kv_usage if replica.metrics is not None else 0.0
 
 
 def count(number: int, noun: str) -> str:

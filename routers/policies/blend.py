@@ -10,21 +10,16 @@ from __future__ import annotations
 import random
 from typing import Any, ClassVar, Literal
 
-import msgspec
-
 from routers.config import Options, at_least
 from routers.hashing import NO_KEYS, PrefixKeys, prefix_token_hashes
 from routers.index import PrefixIndex
-from routers.policies.base import BasePolicy, Recency, TieBreak, break_tie
+from routers.policies.base import BasePolicy, Recency, TieBreak, break_tie, kv_usage
+from routers.prompts import namespace_of
 from routers.view import (
     Decision,
-    Dispatched,
-    EventGap,
     FleetView,
-    KvEvents,
     Observation,
     ReplicaRemoved,
-    ReplicaView,
     ReportedPrefixes,
     Signal,
     TurnView,
@@ -34,11 +29,12 @@ from routers.view import (
 class AffinityLoadScoreOptions(Options, frozen=True):
     """Weights as the reference text on prefix-aware routing has them.
 
-    - `w_cache`, `w_load`: with 1.0 and 1.5 a full hit outweighs a load difference of 0.67.
+    - `w_cache`: weight of the cached share of the prompt.
+    - `w_load`: weight of the load; with 1.0 and 1.5 a full hit outweighs a load difference of 0.67.
     - `load`: `kv-usage` is the engine's polled gauge, 0..1, as there; `requests` is this router's in-flight count over
       the largest one, which needs no polling and is never stale [ours].
     - `ties`: as in `least-requests` [ours].
-    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours, see `PrefixIndex`].
+    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours].
     """
 
     w_cache: float = 1.0
@@ -95,27 +91,20 @@ class AffinityLoadScore(BasePolicy):
         return self._index.match(keys), len(keys)
 
     def observe(self, event: Observation) -> None:
-        if isinstance(event, KvEvents):
-            self._index.apply(event.replica, event.events)
-        elif isinstance(event, EventGap):
-            self._index.gap(event.replica)
-        elif isinstance(event, Dispatched):
-            self._recency.chosen(event.replica)
-        elif isinstance(event, ReplicaRemoved):
-            self._index.forget(event.replica)
-            self._recency.forget(event.replica)
+        self._index.observe(event)
+        self._recency.observe(event)
 
     def index_size(self) -> int:
         return self._index.held_blocks()
 
     def stats(self) -> dict[str, Any]:
-        return {"index": msgspec.structs.asdict(self._index.stats), "index_blocks": len(self._index)}
+        return self._index.state()
 
     def _loads(self, fleet: FleetView) -> dict[str, float]:
         if self.options.load == "requests":
             most = max(1, max(replica.in_flight for replica in fleet))
             return {replica.name: replica.in_flight / most for replica in fleet}
-        return {replica.name: _usage(replica) for replica in fleet}
+        return {replica.name: kv_usage(replica) for replica in fleet}
 
 
 class ReportedPrefixesOptions(AffinityLoadScoreOptions, frozen=True):
@@ -147,7 +136,8 @@ class ReportedPrefixesPolicy(AffinityLoadScore):
     fails = (
         "Between two reports it knows nothing new: a burst of one prefix is cold everywhere, and evicted blocks are "
         "believed in. A list of the longest prefixes names their ends only, so a beginning that many prompts share is "
-        "not found unless it is listed itself; a small Bloom filter says yes too often. No real engine has the route."
+        "not found unless it is listed itself; a small Bloom filter says yes too often. Salted prompts are in no "
+        "report and count as cached nowhere. No real engine has the route."
     )
     Options = ReportedPrefixesOptions
     index_unit = "prefixes"
@@ -162,6 +152,8 @@ class ReportedPrefixesPolicy(AffinityLoadScore):
         prompt, reports = turn.prompt, {name: self._reports[name] for name in self._reports if name in fleet}
         if prompt is None or not prompt.tokens:
             return {}, 0
+        if namespace_of(prompt):  # reports leave out what has a salt or an adapter
+            return {}, prompt.tokens // self.block_size
         hashes: dict[bool, list[int]] = {}
         for by_content in {report.by_content for report in reports.values()}:
             if by_content:
@@ -210,7 +202,3 @@ class ReportedPrefixesPolicy(AffinityLoadScore):
             if hashes[depth - 1] in listed:
                 return depth
         return 0
-
-
-def _usage(replica: ReplicaView) -> float:
-    return replica.metrics.kv_usage if replica.metrics is not None else 0.0

@@ -26,12 +26,10 @@ from routers.sequences import ActiveSequences, RouteGuesses
 from routers.view import (
     Decision,
     Dispatched,
-    EventGap,
     Failed,
     Finished,
     FirstToken,
     FleetView,
-    KvEvents,
     Observation,
     Progress,
     ReplicaRemoved,
@@ -74,10 +72,12 @@ class DynamoKv(BasePolicy):
     fails = (
         "Without decay a cache-rich replica wins until its backlog outweighs the match, so bursts of one prefix herd; "
         "lost removals leave it believing in blocks that are gone. Long answers count by their prompts alone unless "
-        "output blocks are tracked. Salts are not looked at there, and its subscriber drops event numbers that fall "
-        "back, so a restarted engine stays unheard until it has said as much as before; here its belief is void."
+        "output blocks are tracked. Salts are not looked at, so tenants look alike. There the subscriber drops event "
+        "numbers that fall back, and a restarted engine stays unheard until it has said as much as before; here its "
+        "belief is void."
     )
     Options = DynamoKvOptions
+    heeds_salts = False
     variants: ClassVar = {
         "decay": {"overlap_score_credit_decay": 1.0},
         "no-overlap": {"overlap_score_credit": 0.0},
@@ -168,10 +168,9 @@ class DynamoKv(BasePolicy):
         return Decision(name, reason, rule, costs, held * self.block_size if turn.prompt is not None else None)
 
     def observe(self, event: Observation) -> None:
-        if isinstance(event, KvEvents):
-            if self._indexed:
-                self._index.apply(event.replica, event.events)
-        elif isinstance(event, Dispatched):
+        if self._indexed:
+            self._index.observe(event)
+        if isinstance(event, Dispatched):
             self._book(event)
         elif isinstance(event, FirstToken):
             self._sequences.prefill_done(event.request_id)
@@ -184,10 +183,7 @@ class DynamoKv(BasePolicy):
                 self._homes.ended(event.request_id, failed=isinstance(event, Failed))
         elif isinstance(event, Withdrawn):
             self._waiting.pop(event.request_id, None)
-        elif isinstance(event, EventGap):
-            self._index.gap(event.replica)
         elif isinstance(event, ReplicaRemoved):
-            self._index.forget(event.replica)
             if self._guesses is not None:
                 self._guesses.forget(event.replica)
             self._sequences.forget(event.replica)
@@ -205,8 +201,7 @@ class DynamoKv(BasePolicy):
 
     def stats(self) -> dict[str, Any]:
         return {
-            "index": msgspec.structs.asdict(self._index.stats),
-            "index_blocks": len(self._index),
+            **self._index.state(),
             "active_sequences": len(self._sequences),
             "expired_sequences": self._sequences.expired,
         }
@@ -316,6 +311,14 @@ class DynamoKv(BasePolicy):
             host, disk = match.lower.get(event.replica, (0, 0))
             load = Load(device=match.device.get(event.replica, 0), host=host, disk=disk)
             last = _Choice(event.request_id, match.keys, {event.replica: load}, self.options)
+        if event.counted:
+            self._owe(event, last)
+        if self._guesses is not None:
+            self._guesses.routed(event.replica, last.keys, event.at_us)
+        if self._homes is not None:
+            self._homes.dispatched(event)
+
+    def _owe(self, event: Dispatched, last: _Choice) -> None:
         load, options = last.loads[event.replica], last.options
         prompt_tokens = event.turn.prompt.tokens if event.turn.prompt is not None else 0
         held = _Match(NO_KEYS, {event.replica: load.device}, {event.replica: (load.host, load.disk)})
@@ -337,7 +340,3 @@ class DynamoKv(BasePolicy):
             expected_output=expected,
             now_us=event.at_us,
         )
-        if self._guesses is not None:
-            self._guesses.routed(event.replica, last.keys, event.at_us)
-        if self._homes is not None:
-            self._homes.dispatched(event)

@@ -28,12 +28,15 @@ class DynamoKvOptions(Options, frozen=True):
     - `overlap_score_credit_decay`: fades the device credit of a replica whose active prefill is above the least
       loaded one's: 1 halves it at one request-equivalent of excess.
     - `prefill_load_scale`: weight of prefill blocks against decode blocks.
-    - `host_cache_hit_weight`, `disk_cache_hit_weight`: credit of a block on a lower tier.
+    - `host_cache_hit_weight`: credit of a block in the host's memory, beyond those on the device.
+    - `disk_cache_hit_weight`: credit of a block on disk, beyond those.
     - `decode_active_request_weight`: blocks charged per active request.
     - `cost_policy`: `default` adds prefill and decode; `lmetric` multiplies what is left of prefill with decode + 1
       [a revision after 1.4.2, docs/components/router/router-concepts.md at 03037af].
     - `temperature`: 0 takes the cheapest; above it, chance falls with exp(-(cost - min) / (range * temperature)).
-    - `track_prefill_tokens`, `track_active_blocks`, `track_output_blocks`: which load is counted.
+    - `track_prefill_tokens`: whether prefill that is owed counts as load.
+    - `track_active_blocks`: whether the prompt blocks of running requests do.
+    - `track_output_blocks`: whether the blocks of their answers do, as they grow.
     - `role`: `decode` is a router before the decode workers of a disaggregated fleet: with `track_prefill_tokens` off
       its credit is taken from decode blocks, where `aggregated` has nothing to take it from [1.4.2,
       `scheduling/selector.rs`, and the cost that its selection service prints].
@@ -44,8 +47,9 @@ class DynamoKvOptions(Options, frozen=True):
       0 also sets the credit to 0 (`scheduling/config.rs`).
     - `use_kv_events`: false is Dynamo's approximate mode: the router believes in what it routed, for `ttl_s`.
     - `ttl_s`: how long that is believed, from the last decision that held the block.
-    - `max_tree_size`, `prune_target_ratio`: blocks of that belief above which the oldest are forgotten, and the share
-      of it that is left; predicted blocks have no such cap there, either [1.4.2, `indexer/pruning.rs`].
+    - `max_tree_size`: blocks of that belief above which the oldest are forgotten; predicted blocks have no such cap
+      there, either [1.4.2, `indexer/pruning.rs`].
+    - `prune_target_ratio`: the share of `max_tree_size` that is left then [1.4.2, `indexer/pruning.rs`].
     - `predicted_ttl_s`: with events, believes in what it routed for this long besides (predict on route); unset, not.
     - `queue_threshold`: a request waits while every replica that it may have owes more prefill tokens than this factor
       of `max_num_batched_tokens`; unset, nothing waits [1.4.2, `scheduling/queue.rs`].
@@ -57,8 +61,10 @@ class DynamoKvOptions(Options, frozen=True):
     - `active_decode_blocks_threshold`: share of `total_kv_blocks` above which a replica takes nothing more, by decode
       blocks owed or by the engine's own usage as last polled; all above it is an error. Unset, never [1.4.2,
       `discovery/worker_monitor.rs`].
-    - `active_prefill_tokens_threshold`, `active_prefill_tokens_threshold_frac`: the same by prefill tokens owed: a
-      number, or a factor of `max_num_batched_tokens` [1.4.2, `discovery/worker_monitor.rs`].
+    - `active_prefill_tokens_threshold`: prefill tokens owed above which a replica takes nothing more. Unset, never
+      [1.4.2, `discovery/worker_monitor.rs`].
+    - `active_prefill_tokens_threshold_frac`: the same as a factor of `max_num_batched_tokens` [1.4.2,
+      `discovery/worker_monitor.rs`].
     - `total_kv_blocks`: the engines' KV blocks, which the registration of a worker tells there.
     - `session_affinity_ttl_s`: a session stays where it was dispatched first until it was idle for so long; unset, it
       does not [1.4.2, `X-Dynamo-Session-ID`; here any session id].

@@ -40,7 +40,8 @@ class DynamoLoadAwareOptions(DynamoKvOptions, frozen=True):
 
     - `overlap_score_credit`: 0: nothing is forgiven, and no index is built.
     - `use_kv_events`: false: none are asked for.
-    - `track_active_blocks`, `track_prefill_tokens`: true: both loads count.
+    - `track_active_blocks`: true: prompt blocks of running requests count as load.
+    - `track_prefill_tokens`: true: prefill that is owed counts as load.
     - `assume_kv_reuse`: false: equal prompts on one replica count as separate blocks.
     - `predicted_ttl_s`: unset: nothing is guessed.
     """

@@ -21,9 +21,7 @@ from routers.tree import PrefixTree, token_text
 from routers.view import (
     Decision,
     Dispatched,
-    EventGap,
     FleetView,
-    KvEvents,
     Observation,
     ReplicaAdded,
     ReplicaRemoved,
@@ -40,8 +38,9 @@ class CacheAwareOptions(Options, frozen=True):
     """Defaults of the command line of SGLang's gateway 0.3.2, as its help prints them.
 
     - `cache_threshold`: a match must be more than this share of the prompt to count.
-    - `balance_abs_threshold`, `balance_rel_threshold`: loads that differ by more than the number and by more than the
-      factor are out of balance, and then load alone decides.
+    - `balance_abs_threshold`: loads that differ by more than this number, and by more than the factor too, are out of
+      balance, and then load alone decides.
+    - `balance_rel_threshold`: that factor.
     - `eviction_interval_secs`: how often the tree is cut down.
     - `max_tree_size`: characters of one replica that it is cut down to.
     """
@@ -194,6 +193,10 @@ class SglangCacheAware(_TreePolicy):
 class SmgCacheAwareOptions(CacheAwareOptions, frozen=True):
     """Defaults of smg at commit f8daa88.
 
+    - `cache_threshold`: a match must be more than this share of the prompt to count.
+    - `balance_abs_threshold`: an owner whose load is above the mean by more than this number, and by more than the
+      factor too, is passed over for the least loaded of all.
+    - `balance_rel_threshold`: that factor.
     - `eviction_interval_secs`: how often the tree is cut down.
     - `max_tree_size`: characters of all replicas together that it is cut down to.
     - `use_kv_events`: ask the engines' cache events instead of the tree: most resident blocks, then load.
@@ -251,16 +254,12 @@ class SmgCacheAware(_TreePolicy):
         return Decision(best.name, reason, "match", None, _believed(rate, turn.prompt))
 
     def observe(self, event: Observation) -> None:
+        self._index.observe(event)
         if isinstance(event, Dispatched):
             self._processed[event.replica] = self._processed.get(event.replica, 0) + 1
             if self.options.use_kv_events:
                 return
-        elif isinstance(event, KvEvents):
-            self._index.apply(event.replica, event.events)
-        elif isinstance(event, EventGap):
-            self._index.gap(event.replica)
         elif isinstance(event, ReplicaRemoved):
-            self._index.forget(event.replica)
             self._processed.pop(event.replica, None)
         super().observe(event)
 
@@ -292,6 +291,10 @@ class SmgCacheAware(_TreePolicy):
 class VllmCacheAwareOptions(CacheAwareOptions, frozen=True):
     """Defaults of vllm-router 0.1.17's `cache_aware`.
 
+    - `cache_threshold`: a match must be more than this share of the prompt to count.
+    - `balance_abs_threshold`: loads that differ by more than this number, and by more than the factor too, are out of
+      balance, and then load alone decides.
+    - `balance_rel_threshold`: that factor.
     - `eviction_interval_secs`: how often the tree is cut down.
     - `max_tree_size`: characters of one replica that it is cut down to, eight for a token.
     """

@@ -39,7 +39,8 @@ class SessionHomes:
         home = self.of(event.turn, event.at_us)
         self._homes[session] = (event.replica if self._rebinds or home is None else home, event.at_us)
         self._homes.move_to_end(session)
-        self._sessions[event.request_id] = session
+        if event.counted:  # else nobody will tell of its end
+            self._sessions[event.request_id] = session
         while self._homes and event.at_us - next(iter(self._homes.values()))[1] > self._ttl_us:
             self._homes.popitem(last=False)
         if self._capacity is not None and len(self._homes) > self._capacity:

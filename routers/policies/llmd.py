@@ -23,10 +23,11 @@ from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaVi
 class LlmdApproxPrefixOptions(Options, frozen=True):
     """llm-d-inference-scheduler at 520af47: its default profile.
 
-    - `scorers`: list of {scorer, weight, ...}; queue depth 2, KV utilisation 2 and approximate prefix 3 unless given.
-      `routers.policies.scorers` names all of them and what else each reads.
-    - `filters`: list of {filter, ...}, which take replicas out before they are scored; none unless given.
-      `routers.policies.filters` names all of them and what each reads.
+    - `scorers`: list of {scorer, weight, ...} out of prefix-cache, precise-prefix, kv-cache-utilization, queue-depth,
+      running-requests, load-aware, active-request, token-load, session-affinity, lora-affinity and no-hit-lru; what
+      else each reads stands at `routers.policies.scorer_base.ScorerOptions`.
+    - `filters`: list of {filter, ...} out of utilization, concurrency and prefix-cache-affinity, which take replicas
+      out before they are scored; what each reads stands at `routers.policies.filters.FilterOptions`.
     - `shed_saturated`: turn a request of negative priority away while the pool is saturated: mean of the larger of
       queue / 5 and KV usage / 0.8, at least 1 [on there, by the priority of an InferenceObjective; here it is the
       body's `priority`, which vLLM reads the other way round, so it is off].
@@ -152,7 +153,7 @@ def saturation(fleet: FleetView) -> float:
 class LlmdPrecisePrefixOptions(LlmdApproxPrefixOptions, frozen=True):
     """llm-d-inference-scheduler at 520af47: the sample configuration for precise prefix caching.
 
-    - `scorers`: as in `llmd-approx-prefix`; precise prefix 2, KV utilisation 1 and queue depth 1 unless given.
+    - `scorers`: as in `llmd-approx-prefix`.
     """
 
     scorers: tuple[ScorerOptions, ...] = (

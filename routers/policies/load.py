@@ -12,7 +12,7 @@ from typing import Any
 
 from routers.config import Options
 from routers.policies.base import BasePolicy, Recency, TieBreak, break_tie, count
-from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaRemoved, Signal, TurnView
+from routers.view import Decision, FleetView, Observation, Signal, TurnView
 
 
 class RandomChoice(BasePolicy):
@@ -46,10 +46,7 @@ class RoundRobin(BasePolicy):
         return Decision(replica.name, f"next of {count(len(fleet), 'replica')} in turn", "round-robin")
 
     def observe(self, event: Observation) -> None:
-        if isinstance(event, Dispatched):
-            self._recency.chosen(event.replica)
-        elif isinstance(event, ReplicaRemoved):
-            self._recency.forget(event.replica)
+        self._recency.observe(event)
 
 
 class LeastRequestsOptions(Options, frozen=True):
@@ -87,10 +84,7 @@ class LeastRequests(BasePolicy):
         return Decision(replica.name, reason, "least-requests")
 
     def observe(self, event: Observation) -> None:
-        if isinstance(event, Dispatched):
-            self._recency.chosen(event.replica)
-        elif isinstance(event, ReplicaRemoved):
-            self._recency.forget(event.replica)
+        self._recency.observe(event)
 
 
 class LeastTokens(LeastRequests):

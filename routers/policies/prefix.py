@@ -12,9 +12,9 @@ from typing import Any
 
 from routers.config import Options, at_least
 from routers.hashing import PrefixKeys
-from routers.policies.base import BasePolicy, count
+from routers.policies.base import BasePolicy, count, kv_usage
 from routers.policies.load import PowerOfTwo
-from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaRemoved, ReplicaView, Signal, TurnView
+from routers.view import Decision, Dispatched, FleetView, Observation, ReplicaRemoved, Signal, TurnView
 
 
 class PrefixHashOptions(Options, frozen=True):
@@ -58,10 +58,10 @@ class PrefixHash(BasePolicy):
     def choose(self, turn: TurnView, fleet: FleetView) -> Decision:
         key = self._key(turn)
         warm = self._warm.get(key, ()) if key is not None else ()
-        able = [fleet[name] for name in warm if name in fleet and _usage(fleet[name]) < self.options.kv_usage_limit]
+        able = [fleet[name] for name in warm if name in fleet and kv_usage(fleet[name]) < self.options.kv_usage_limit]
         if able:
-            best = min(able, key=_usage)
-            reason = f"warm for this prefix, KV usage {_usage(best):.0%}, lowest of {count(len(able), 'replica')}"
+            best = min(able, key=kv_usage)
+            reason = f"warm for this prefix, KV usage {kv_usage(best):.0%}, lowest of {count(len(able), 'replica')}"
             return Decision(best.name, reason, "warm")
         other = self._two.choose(turn, fleet)
         why = "prompt shorter than a block or not tokenised" if key is None else "nobody warm can take it"
@@ -95,7 +95,3 @@ class PrefixHash(BasePolicy):
         blocks = max(1, self.options.window_tokens // self.block_size)
         keys = PrefixKeys(turn.prompt.block_hashes(self.block_size)[:blocks])
         return keys.at(len(keys)) if len(keys) else None
-
-
-def _usage(replica: ReplicaView) -> float:
-    return replica.metrics.kv_usage if replica.metrics is not None else 0.0

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from routers.index import PrefixIndex
 from routers.policies.scorer_base import Look, Scorer, ScorerOptions, Scores
 from routers.sequences import RouteGuesses
-from routers.view import Cleared, Dispatched, EventGap, KvEvents, Observation, ReplicaRemoved, Signal
+from routers.view import Cleared, Dispatched, KvEvents, Observation, ReplicaRemoved, Signal
 
 
 class PrefixCacheScorer(Scorer):
@@ -105,18 +105,15 @@ class PrecisePrefixScorer(Scorer):
         return scores
 
     def observe(self, event: Observation, look: Look | None) -> None:
-        if isinstance(event, KvEvents):
-            events = event.events
-            if self.options.ignore_clears:
-                events = tuple(one for one in events if not isinstance(one, Cleared))
-            self._index.apply(event.replica, events)
-        elif isinstance(event, EventGap):
-            self._index.gap(event.replica)
-        elif isinstance(event, ReplicaRemoved):
-            self._index.forget(event.replica)
-            if self._guesses is not None:
-                self._guesses.forget(event.replica)
-        elif isinstance(event, Dispatched) and self._guesses is not None and look is not None:
+        if isinstance(event, KvEvents) and self.options.ignore_clears:
+            heeded = tuple(one for one in event.events if not isinstance(one, Cleared))
+            event = KvEvents(event.replica, heeded, event.at_us)
+        self._index.observe(event)
+        if self._guesses is None:
+            return
+        if isinstance(event, ReplicaRemoved):
+            self._guesses.forget(event.replica)
+        elif isinstance(event, Dispatched) and look is not None:
             self._guesses.routed(event.replica, look.keys(), event.at_us)
 
     def index_size(self) -> int:

@@ -55,7 +55,7 @@ class ClairvoyantOptions(Options, frozen=True):
     """Ours; there is nothing to imitate.
 
     - `harm`: weight of the time that a placement adds to the requests which are there already, against the time of
-      the request itself; 0 is selfish [ours: 1 minimises the sum of all].
+      the request itself: 0 is selfish, 1 minimises the sum of all.
     """
 
     harm: float = 1.0
@@ -121,7 +121,7 @@ class Clairvoyant(BasePolicy):
         self._by_load.observe(event)
         if isinstance(event, Dispatched):
             request_id, cached, prompt_tokens, output_tokens = self._pending
-            if request_id == event.request_id:
+            if request_id == event.request_id and event.counted:
                 self._known[request_id] = _Known(
                     event.replica,
                     prompt_tokens - cached[event.replica],

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from routers.errors import OptionError
+from routers.policies.base import kv_usage
 from routers.policies.prefix_scorers import NoHitLruScorer, PrecisePrefixScorer, PrefixCacheScorer
 from routers.policies.scorer_base import SCORER_DEFAULTS, Look, Scorer, ScorerOptions, Scores
 from routers.view import Dispatched, Observation, ReplicaView, Signal
@@ -21,7 +22,7 @@ class KvCacheUtilizationScorer(Scorer):
     needs = frozenset({Signal.ENGINE_METRICS})
 
     def score(self, look: Look) -> Scores:
-        return {view.name: 1.0 - (view.metrics.kv_usage if view.metrics is not None else 0.0) for view in look.fleet}
+        return {view.name: 1.0 - kv_usage(view) for view in look.fleet}
 
 
 class QueueDepthScorer(Scorer):

@@ -11,7 +11,6 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import numpy as np
 import xxhash
 
@@ -24,9 +23,7 @@ from routers.ring import HashRing
 from routers.view import (
     Decision,
     Dispatched,
-    EventGap,
     FleetView,
-    KvEvents,
     Observation,
     ReplicaRemoved,
     ReplicaView,
@@ -61,7 +58,7 @@ class LowestQps:
         return Decision(best.name, f"{why}; {load}", "qps")
 
     def observe(self, event: Observation) -> None:
-        if isinstance(event, Dispatched):
+        if isinstance(event, Dispatched) and event.counted:
             self._arrivals.add(event.replica, event.at_us)
         elif isinstance(event, ReplicaRemoved):
             self._arrivals.forget(event.replica)
@@ -147,7 +144,7 @@ class StackLoadAwareOptions(Options, frozen=True):
     """Defaults of production-stack's `loadaware` (pull request 1035).
 
     - `beta`: weight of the load above the mean against the matched share; `LOADAWARE_BETA` there.
-    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours, see `PrefixIndex`].
+    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours].
     """
 
     beta: float = 1.0
@@ -200,18 +197,13 @@ class StackLoadAware(BasePolicy):
 
     def observe(self, event: Observation) -> None:
         self._qps.observe(event)
-        if isinstance(event, KvEvents):
-            self._index.apply(event.replica, event.events)
-        elif isinstance(event, EventGap):
-            self._index.gap(event.replica)
-        elif isinstance(event, ReplicaRemoved):
-            self._index.forget(event.replica)
+        self._index.observe(event)
 
     def index_size(self) -> int:
         return self._index.held_blocks()
 
     def stats(self) -> dict[str, Any]:
-        return {"index": msgspec.structs.asdict(self._index.stats), "index_blocks": len(self._index)}
+        return self._index.state()
 
     def _nobody(self, turn: TurnView, fleet: FleetView) -> Decision:
         believed = 0 if turn.prompt is not None else None

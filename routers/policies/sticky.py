@@ -118,7 +118,7 @@ def _session(turn: TurnView) -> str | None:
         return header[1]
     text = vllm_text(turn)
     if text.lstrip()[:1] == "{":
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
             found = msgspec.json.decode(text)
             params = found.get("session_params")
             values = (params.get("session_id") if isinstance(params, dict) else None, *map(found.get, _JSON_FIELDS))

@@ -11,8 +11,6 @@ import math
 import random
 from typing import Any
 
-import msgspec
-
 from routers.config import Options, at_least
 from routers.errors import OptionError
 from routers.hashing import NO_KEYS, PrefixKeys
@@ -24,7 +22,6 @@ from routers.prompts import salt_of
 from routers.view import (
     Decision,
     Dispatched,
-    EventGap,
     Failed,
     Finished,
     FirstToken,
@@ -67,11 +64,12 @@ class VllmKvAwareOptions(Options, frozen=True):
     """Defaults of vllm-router 0.1.17's `kv_aware`.
 
     - `temperature`: 0 takes the lowest cost; above it, chance falls with exp(-(cost - min) / temperature).
-    - `host_weight`, `disk_weight`: credit of a block on a lower tier.
+    - `host_weight`: credit of a block in the host's memory, beyond those on the device.
+    - `disk_weight`: credit of a block on disk, beyond those on the device.
     - `affinity_ttl_s`: a session stays on its replica, whatever the load there, until it was idle for so long; its
       requests are not tokenised there, so they owe no prefill. Unset, sessions are not looked at; 1 to 31,536,000.
     - `affinity_capacity`: sessions remembered, the longest idle forgotten first.
-    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours, see `PrefixIndex`].
+    - `count_copies`: whether a block that an engine holds twice takes two removals to go [ours].
     """
 
     temperature: float = 0.0
@@ -147,25 +145,25 @@ class VllmKvAware(BasePolicy):
             if any(isinstance(one, Stored) and _beyond_lora(one) for one in event.events):
                 self._index.gap(event.replica)  # a batch with a salt or an image is rejected, its source wiped
             else:
-                self._index.apply(event.replica, event.events)
-        elif isinstance(event, Dispatched):
+                self._index.observe(event)
+            return
+        self._index.observe(event)
+        if isinstance(event, Dispatched):
             if self._homes is not None:
                 self._homes.dispatched(event)
-            new = self._new.get(event.replica, 0)
-            self._prefills[event.request_id] = (event.replica, new)
-            self._owed[event.replica] = self._owed.get(event.replica, 0) + new
+            if event.counted:
+                new = self._new.get(event.replica, 0)
+                self._prefills[event.request_id] = (event.replica, new)
+                self._owed[event.replica] = self._owed.get(event.replica, 0) + new
         elif isinstance(event, FirstToken | Finished | Failed):
             replica, tokens = self._prefills.pop(event.request_id, (event.replica, 0))
             if replica in self._owed:
                 self._owed[replica] -= tokens
             if self._homes is not None and not isinstance(event, FirstToken):
                 self._homes.ended(event.request_id, failed=False)  # retries do not rebind
-        elif isinstance(event, EventGap):
-            self._index.gap(event.replica)
         elif isinstance(event, ReplicaAdded):
             self._order.setdefault(event.replica, self.rng.random())
         elif isinstance(event, ReplicaRemoved):
-            self._index.forget(event.replica)
             if self._homes is not None:
                 self._homes.forget(event.replica)
             self._owed.pop(event.replica, None)
@@ -179,8 +177,7 @@ class VllmKvAware(BasePolicy):
 
     def stats(self) -> dict[str, Any]:
         return {
-            "index": msgspec.structs.asdict(self._index.stats),
-            "index_blocks": len(self._index),
+            **self._index.state(),
             "owed_tokens": dict(self._owed),
         }
 

@@ -17,7 +17,7 @@ from routers import (
     make_policy,
     policy_names,
 )
-from routers.down import Down
+from routers.down import HEALTH_INTERVAL_MS, Down
 
 KEYS = [f"conversation-{i}" for i in range(2_000)]
 POLICIES = [name for name in policy_names() if name != "clairvoyant"]
@@ -169,6 +169,28 @@ def test_a_new_replica_that_is_down_is_neither_shown_nor_counted_as_being_let_in
         fleet = one._routable(turn(key), 1, ())
         assert [view.name for view in fleet] == ["r0", "r1"]
         assert not fleet.ramping
+
+
+def test_a_replica_that_comes_back_is_let_in_bit_by_bit_unless_only_a_connection_broke():
+    one = router(replicas=3, ramp=Ramp(100))
+    one.unreachable("r0", 5)
+    one.reachable("r0", 5 + 1000)  # at the first look
+    assert one.ramp.shares(2000) == {}
+    one.unreachable("r0", 10_000)
+    assert one.ramp.shares(10_000) == {}
+    back_us = 10_000 + 1000 * HEALTH_INTERVAL_MS  # at the second
+    one.reachable("r0", back_us)
+    assert one.ramp.shares(back_us) == {"r0": 0.1}
+    let_in = [key for key in KEYS if "r0" in one._routable(turn(key), back_us, ())]
+    assert len(let_in) == pytest.approx(0.1 * len(KEYS), rel=0.3)
+    assert one.ramp.share("r0", back_us + 100_000_000) == 1.0
+
+
+def test_without_a_ramp_a_replica_that_comes_back_is_back_at_once():
+    one = router(replicas=2)
+    one.unreachable("r0", 0)
+    one.reachable("r0", 60_000_000)
+    assert all("r0" in one._routable(turn(key), 60_000_000, ()) for key in KEYS[:50])
 
 
 class Patient(BasePolicy):

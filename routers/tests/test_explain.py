@@ -5,7 +5,8 @@ import pytest
 
 from routers import POLICIES, Options, Signal, policy_explain, policy_names
 from routers.explain import NOTES, option_help
-from routers.policies.scorers import ScorerOptions
+from routers.policies.filters import FILTERS
+from routers.policies.scorers import SCORERS, ScorerOptions
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -49,7 +50,7 @@ def test_a_known_option_reads_as_written():
     assert limit.source == "First strategy of the reference text on prefix-aware routing"
     assert options["virtual_nodes"].source.startswith("As vllm-router's `consistent_hash`")
     copies = {option.name: option for option in policy_explain("vllm-kv-aware").options}["count_copies"]
-    assert copies.source == "ours, see `PrefixIndex`"
+    assert copies.source == "ours"
     assert copies.about.endswith("takes two removals to go")
 
 
@@ -69,6 +70,19 @@ def test_what_a_derived_set_says_anew_wins():
         {"scorer": "kv-cache-utilization"},
         {"scorer": "queue-depth"},
     ]
+
+
+def test_llmds_scorers_and_filters_are_all_named_where_they_are_given():
+    options = {option.name: option for option in policy_explain("llmd-precise-prefix").options}
+    assert [name for name in FILTERS if name not in options["filters"].about] == []
+    about = policy_explain("llmd-approx-prefix").options[0].about
+    assert [name for name in SCORERS if name not in about] == []
+
+
+def test_an_option_is_told_apart_from_its_neighbours():
+    for name in policy_names():
+        abouts = [option.about for option in policy_explain(name).options]
+        assert len(set(abouts)) == len(abouts), f"{name}: {max(abouts, key=abouts.count)!r} stands at several options"
 
 
 def test_a_policy_of_ones_own_may_say_nothing(tmp_path):

@@ -20,9 +20,9 @@ from routers import (
     local_block_hashes,
     make_policy,
     parse_faults,
+    policy_names,
 )
 from routers.body import cut_body, prompt_ids, prompt_text, read_body
-from routers.breaker import Breaker
 from routers.proxy import ProxyConfig
 from routers.wire import Batch, Skipped, WireStored, to_events
 
@@ -149,12 +149,18 @@ async def test_with_another_template_no_block_ever_matches(fleet, router_for, tm
     assert row["prompt_tokens"] in (80, 83)  # nothing else looks wrong
 
 
-@pytest.mark.parametrize("ignore", [False, True])
-async def test_without_extra_keys_one_tenants_blocks_look_like_anothers(fleet, router_for, tmp_path, ignore):
+@pytest.mark.parametrize(
+    ("policy", "fault", "ignore"),
+    [("pure-kv-affinity", False, False), ("pure-kv-affinity", True, True), ("dynamo-kv", False, True)],
+)
+async def test_without_extra_keys_one_tenants_blocks_look_like_anothers(
+    fleet, router_for, tmp_path, policy, fault, ignore
+):
     replicas = await fleet(1)
     log = tmp_path / "log"
-    proxy = ProxyConfig(faults=RouterFaults(ignore_extra_keys=ignore))
-    service = await router_for(replicas, policy="pure-kv-affinity", log_file=log, proxy=proxy)
+    proxy = ProxyConfig(faults=RouterFaults(ignore_extra_keys=fault))
+    service = await router_for(replicas, policy=policy, log_file=log, proxy=proxy)
+    assert service.router.heeds_salts is not ignore
     knows(service, IDS, salt="tenant-a", ignore=ignore)
     for salt in ("tenant-a", "tenant-b", None):
         await ask(service, {"prompt": IDS, "cache_salt": salt})
@@ -162,62 +168,60 @@ async def test_without_extra_keys_one_tenants_blocks_look_like_anothers(fleet, r
     assert [row["believed_hit_tokens"] for row in logged(log)] == ([320, 320, 320] if ignore else [320, 0, 0])
 
 
+def test_of_the_imitated_routers_dynamo_alone_hashes_tokens_alone():
+    blind = [name for name in policy_names() if not Router(make_policy(name)).heeds_salts]
+    assert blind == ["dynamo-approx", "dynamo-kv", "dynamo-load-aware"]
+
+
+def shares(policy, *, broken, holder=None):
+    """Field case BL-04: 480 requests that share a beginning, 8 replicas, nothing ends. The largest share of any, and
+    the router; `holder` said that it has the beginning."""
+    options = {"ties": "first"} if policy == "least-requests" else {}
+    one = Router(
+        make_policy(policy, options, random.Random(1)),
+        [f"r{i}" for i in range(8)],
+        faults=RouterFaults(untracked_load=broken),
+    )
+    beginning = list(range(400))
+    if holder:
+        hashes = tuple(local_block_hashes(beginning, 16).tolist())
+        one.kv_events(holder, (Stored(hashes, None, hashes, 16),), 0)
+    for number in range(480):
+        text = "system prompt " * 40 + str(number)
+        own = [1000 * (1 + number), *range(30)] * 10
+        tokens = TokenPrompt([*beginning, *own], text)
+        one.route(TurnView(request_id=f"q{number}", prompt=tokens), number)
+        one.first_token(f"q{number}", number)
+    return max(one.placements.values()) / 480, one
+
+
 @pytest.mark.parametrize("policy", ["vllm-cache-aware", "smg-cache-aware", "least-requests"])
 def test_load_that_is_never_counted_gives_everything_to_one_replica(policy):
-    """Field case BL-04: 480 requests that share a beginning, 8 replicas, nothing ends."""
-    shares = {}
-    for broken in (False, True):
-        options = {"ties": "first"} if policy == "least-requests" else {}
-        one = Router(
-            make_policy(policy, options, random.Random(1)),
-            [f"r{i}" for i in range(8)],
-            faults=RouterFaults(untracked_load=broken),
-        )
-        for number in range(480):
-            text = "system prompt " * 40 + str(number)
-            tokens = TokenPrompt([*range(400), 1000 + number], text)
-            one.route(TurnView(request_id=f"q{number}", prompt=tokens), number)
-        shares[broken] = max(one.placements.values()) / 480
-    assert shares[True] == 1.0
-    assert shares[False] < 0.5
+    assert shares(policy, broken=True)[0] == 1.0
+    assert shares(policy, broken=False)[0] < 0.5
 
 
-@pytest.mark.parametrize(("strikes", "collateral"), [(None, 0), (3, 6)])
-async def test_a_breaker_that_counts_client_errors_refuses_healthy_requests(fleet, router_for, strikes, collateral):
-    """Field case BL-43: over-long requests rightly get 400; then nobody is left for those that are right."""
-    replicas = await fleet(2)
-
-    async def answer(request, body):
-        return aiohttp.web.json_response({}, status=400 if b"too long" in body else 200)
-
-    for replica in replicas:
-        replica.answer = answer
-    faults = RouterFaults(breaker_on_client_errors=strikes)
-    service = await router_for(replicas, policy="round-robin", proxy=ProxyConfig(faults=faults))
-    seen = []
-    async with aiohttp.ClientSession() as session:
-        for prompt in ["too long"] * 6 + ["right"] * 6:
-            async with session.post(f"{service.url}/v1/completions", json={"prompt": prompt}) as found:
-                seen.append(found.status)
-    assert seen[:6] == [400] * 6
-    assert seen[6:].count(503) == collateral
-    assert seen[6:].count(200) == 6 - collateral
+@pytest.mark.parametrize("policy", ["dynamo-kv", "vllm-kv-aware", "stack-load-aware"])
+def test_load_that_is_never_counted_leaves_a_policy_that_books_its_own_with_belief_alone(policy):
+    share, one = shares(policy, broken=True, holder="r3")
+    assert (share, set(one.placements)) == (1.0, {"r3"})
+    assert shares(policy, broken=False, holder="r3")[0] < 0.5
 
 
-def test_a_breaker_opens_for_a_while_and_one_more_failure_opens_it_again():
-    breaker = Breaker(2, open_us=100)
-    breaker.failed("r0", 0)
-    breaker.served("r0", 5)
-    breaker.failed("r0", 10)
-    assert breaker.open(10) == set()
-    breaker.failed("r0", 20)
-    assert [breaker.open(at) for at in (20, 119, 120)] == [{"r0"}, {"r0"}, set()]
-    breaker.failed("r0", 130)
-    breaker.served("r0", 229)  # it was on its way before
-    assert breaker.open(229) == {"r0"}
-    breaker.served("r0", 230)
-    breaker.failed("r0", 231)
-    assert breaker.open(231) == set()
+@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "clairvoyant"])
+def test_a_router_that_counts_no_load_owes_none_and_frees_none(policy):
+    _, one = shares(policy, broken=True)
+    assert one.in_flight == 480
+    assert one.own_loads() == {}
+    assert all(one.policy.owed(f"r{i}") == (0, 0) for i in range(8))
+    for number in range(480):
+        if number % 3:
+            one.finished(f"q{number}", 7, 1000)
+        else:
+            one.failed(f"q{number}", 1000)
+    assert one.in_flight == 0
+    assert all(one.policy.owed(f"r{i}") == (0, 0) for i in range(8))
+    assert all((view.in_flight, view.in_flight_tokens) == (0, 0) for view in one.fleet(2000))
 
 
 # -- the same on symbolic prompts --------------------------------------------------------------------------------

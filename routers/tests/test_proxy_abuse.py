@@ -254,3 +254,28 @@ async def test_a_header_that_no_policy_can_follow_is_a_400(fleet, router_for):
     sent = HEAD + b'X-Dynamo-Select: {"pin": 1}\r\nContent-Length: 2\r\n\r\n{}'
     assert b"400 Bad Request" in await ask(service, sent)
     assert not replica.seen
+
+
+@pytest.mark.parametrize("policy", ["session-ring", "vllm-consistent-hash", "sticky-least-loaded", "dynamo-kv"])
+@pytest.mark.parametrize("name", [b"X-Session-ID", b"X-Request-Id", b"X-User-Id"])
+async def test_a_header_in_bytes_that_are_no_utf_8_is_read_and_logged_as_latin_1(
+    fleet, router_for, tmp_path, logged, policy, name
+):
+    (replica,) = await fleet(1)
+    log = tmp_path / "log"
+    service = await router_for([replica], policy=policy, log_file=log)
+    got = await ask(service, HEAD + name + b": caf\xe9\r\nContent-Length: 2\r\n\r\n{}")
+    assert got.startswith(b"HTTP/1.1 200")
+    assert not logged()
+    await service.close()
+    (row,) = [msgspec.json.decode(line) for line in log.read_bytes().splitlines()]
+    given = {"X-Session-ID": row["session_id"], "X-Request-Id": row["request_id"]}
+    assert given.get(name.decode(), "caf\xe9") == "caf\xe9"
+
+
+async def test_a_prompt_that_is_json_nested_beyond_reason_names_no_session(router_for, fleet):
+    (replica,) = await fleet(1)
+    service = await router_for([replica], policy="sticky-least-loaded")
+    body = msgspec.json.encode({"prompt": '{"a":' * 60_000 + "1" + "}" * 60_000})
+    got = await ask(service, HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    assert got.startswith(b"HTTP/1.1 200")

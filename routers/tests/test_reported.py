@@ -74,6 +74,20 @@ def test_an_empty_filter_holds_nothing():
     assert 5 not in Bloom(b"", 3)
 
 
+@pytest.mark.parametrize("bloom", [False, True])
+@pytest.mark.parametrize("other", [{"cache_salt": "tenant-a"}, {"lora_name": "adapter"}])
+def test_a_prompt_under_a_salt_or_an_adapter_is_cached_nowhere_since_no_report_is_about_it(bloom, other):
+    one = router(min_prefix_tokens=16)
+    hashes = prefix_token_hashes(IDS, 16)
+    if bloom:
+        one.reported_prefixes(ReportedPrefixes("r1", 1, (), 0, bloom_of(hashes)))
+    else:
+        report(one, "r1", 25)
+    assert one.route(turn("plain"), 0).believed_hit_tokens == 400
+    apart = TurnView(request_id="apart", prompt=TokenPrompt(IDS, **other))
+    assert one.route(apart, 0).believed_hit_tokens == 0
+
+
 def test_the_longest_reported_prefix_wins():
     one = router()
     assert one.needs == {Signal.TOKENS, Signal.REPORTED_PREFIXES}
