@@ -73,6 +73,7 @@ class Reply:
         self.tell_metrics = tell_metrics
         self.prompt_text = prompt_text
         self.logprobs = None if self.hide_reasoning else logprobs
+        self.tells_ids = return_token_ids or self.logprobs is not None  # so what is held back needs them, too
         self.choices: list[Choice] = []
         self.open = 0
         self._early: list[bytes] = []

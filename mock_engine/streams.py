@@ -66,7 +66,7 @@ class Choice:
         self._stops = StopScanner(sampling) if sampling.stop else None
         self._text = ""  # decoded and not sent yet
         self._text_offset = 0  # characters of text before the next log-probability
-        self._new_ids: list[int] = []  # ids not sent yet
+        self._new_ids: list[int] = []  # ids not sent yet, of an answer that tells them
         self._since = 0  # tokens since the last chunk
         self._started = False  # the first chunk is out
         self._plain = False  # chunks differ in their text only
@@ -105,7 +105,8 @@ class Choice:
                 self._end_by_token(final)
             return False
         token_id = self._next_id(self.count - 1)
-        self._new_ids.append(token_id)
+        if reply.tells_ids:
+            self._new_ids.append(token_id)
         self._since += 1
         hidden = final == "stop" and not self.sampling.include_stop
         piece = "" if hidden else self._decoder.push(token_id)

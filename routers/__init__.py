@@ -7,7 +7,16 @@ router as a process is `python -m routers`.
 from routers.belief import Belief
 from routers.config import Options, make_options, parse_option
 from routers.down import HEALTH_INTERVAL_MS, RETRIES_MAX
-from routers.errors import EventError, FleetError, LedgerError, NoReplica, OptionError, RoutersError, WireError
+from routers.errors import (
+    DecisionError,
+    EventError,
+    FleetError,
+    LedgerError,
+    NoReplica,
+    OptionError,
+    RoutersError,
+    WireError,
+)
 from routers.explain import Explanation, OptionHelp, policy_explain
 from routers.faults import RouterFaults, faulty_prompt, parse_faults
 from routers.hashing import (
@@ -22,6 +31,7 @@ from routers.hashing import (
 from routers.index import PrefixIndex
 from routers.peers import PeerLoads
 from routers.policies.base import BasePolicy
+from routers.promises import told
 from routers.prompts import HashedPrompt, Prompt, TextPrompt, TokenPrompt
 from routers.ramp import Ramp
 from routers.registry import (
@@ -80,6 +90,7 @@ __all__ = [
     "Bloom",
     "Cleared",
     "Decision",
+    "DecisionError",
     "Dispatched",
     "EngineMetrics",
     "EventError",
@@ -143,5 +154,6 @@ __all__ = [
     "refuse_oracle",
     "register_policy",
     "sequence_hashes",
+    "told",
     "with_extra_keys",
 ]

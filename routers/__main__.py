@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from routers.config import parse_option
+from routers.config import TIME_S_MAX, parse_option
+from routers.deciding import PolicyWatch
 from routers.errors import RoutersError, StartError
 from routers.faults import FAULTS, parse_faults
 from routers.peers import PeerLoads
+from routers.promises import told
 from routers.proxy import ProxyConfig
 from routers.ramp import Ramp
 from routers.registry import make_policy, policy_help, policy_names, refuse_oracle
@@ -41,6 +43,8 @@ example, two vLLM replicas that publish KV events:
 Point any OpenAI client at http://127.0.0.1:8080/v1; look at http://127.0.0.1:8080/router/state.
 """
 
+BLOCK_SIZE_MAX = 1 << 20
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
@@ -52,7 +56,7 @@ def parse_replica(text: str) -> ReplicaAddress:
     form = "write it as NAME=http://HOST:PORT[,events=tcp://HOST:PORT[,replay=tcp://HOST:PORT]]"
     name, separator, rest = text.partition("=")
     url, *extras = rest.split(",")
-    if not separator or not name or urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+    if not separator or not name or not _is_url(url):
         raise StartError(f"--replica {text!r} names no replica: {form}")
     found: dict[str, str] = {}
     for extra in extras:
@@ -63,6 +67,22 @@ def parse_replica(text: str) -> ReplicaAddress:
     if "replay" in found and "events" not in found:
         raise StartError(f"--replica {text!r} replays events it does not subscribe to: add events=tcp://HOST:PORT")
     return ReplicaAddress(name, url.rstrip("/"), found.get("events"), found.get("replay"))
+
+
+def _is_url(text: str) -> bool:
+    try:
+        found = urlsplit(text)
+        return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:  # half an IPv6 address, or a port beyond all ports
+        return False
+
+
+def _plain(text: str) -> bool:
+    """Whether the system can take it as a name: half a character or a zero byte it cannot."""
+    try:
+        return b"\0" not in text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -184,8 +204,18 @@ def read_arguments(arguments: Sequence[str]) -> ServiceConfig:
     for flag in ("retries", "health_interval_ms"):
         if getattr(given, flag) < 0:
             raise StartError(f"--{flag.replace('_', '-')} {getattr(given, flag)} cannot work: give 0 for none, or more")
+    for flag in ("metrics_interval_ms", "prefix_interval_ms", "health_interval_ms", "peer_delay_ms"):
+        if not abs(getattr(given, flag)) <= 1000 * TIME_S_MAX:
+            raise StartError(f"--{flag.replace('_', '-')} cannot work: give a time of at most {1000 * TIME_S_MAX:.0f}")
+    if given.block_size > BLOCK_SIZE_MAX:
+        raise StartError(f"--block-size cannot work: engines' blocks are far smaller than {BLOCK_SIZE_MAX} tokens")
+    if given.epoch_ns is not None and not abs(given.epoch_ns) < 1 << 63:
+        raise StartError("--epoch-ns cannot work: no clock counts so far; give a value of the monotonic clock")
+    for flag in ("host", "log_file"):
+        if not _plain(str(getattr(given, flag))):
+            raise StartError(f"--{flag.replace('_', '-')} has characters that no name can have: leave them out")
     for url in given.peer:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+        if not _is_url(url):
             raise StartError(f"--peer {url!r} is no router's URL: give http://HOST:PORT")
     if given.peer_delay_ms and not given.peer:
         raise StartError(f"--peer-delay-ms {given.peer_delay_ms:g} delays nothing: give --peer http://HOST:PORT, too")
@@ -251,7 +281,13 @@ async def serve(config: ServiceConfig) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        asyncio.run(serve(read_arguments(sys.argv[1:] if arguments is None else arguments)))
+        with PolicyWatch(lambda said: print(f"warning: {said}", file=sys.stderr, flush=True)):
+            config = read_arguments(sys.argv[1:] if arguments is None else arguments)
+            try:
+                asyncio.run(serve(config))
+            except SystemExit as left:  # nothing of ours does that to a running loop
+                print(f"routers: policy {config.policy}: {told(left)}: its code must change", file=sys.stderr)
+                return 2
     except (RoutersError, OSError) as error:
         print(f"routers: {error}", file=sys.stderr)
         return 2

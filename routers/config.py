@@ -15,6 +15,9 @@ import msgspec
 
 from routers.errors import OptionError
 
+TIME_S_MAX = 1e9
+"""No time that a user gives is longer: thirty years, whose microseconds a float still counts one by one."""
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all option sets; as it stands, the set of a policy without options.
@@ -59,7 +62,7 @@ def parse_option(text: str) -> tuple[str, Any]:
         raise OptionError(f"--option {text!r} has no value: write it as key=value")
     try:
         value = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         value = raw
     return key.strip().replace("-", "_"), value
 
@@ -69,3 +72,10 @@ def at_least(low: float, **values: float) -> None:
     for name, value in values.items():
         if not math.isfinite(value) or value < low:
             raise OptionError(f"{name}={value} cannot work: give a finite number of at least {low:g}")
+
+
+def at_most(high: float, **values: float) -> None:
+    """For `__post_init__`: no named value may be above `high`."""
+    for name, value in values.items():
+        if value > high:
+            raise OptionError(f"{name}={value} cannot work: give at most {high:.12g}")

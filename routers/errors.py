@@ -5,6 +5,7 @@
     |-- FleetError         a replica that is unknown, or known already
     |   `-- NoReplica      nobody is left to route to
     |-- LedgerError        a request that is in flight already, or is not
+    |-- DecisionError      a policy answered with what is no decision
     |-- EventError         a KV event whose parts contradict each other
     |   `-- WireError      bytes that are not a KV event batch of vLLM
     |-- StartError         the process cannot start: taken port, malformed --replica
@@ -36,6 +37,10 @@ class NoReplica(FleetError):
 
 class LedgerError(RoutersError, LookupError):
     """A lifecycle call about a request that is not in that state."""
+
+
+class DecisionError(RoutersError, ValueError):
+    """What a policy returned cannot be carried out or written down; the message says where its code is."""
 
 
 class EventError(RoutersError, ValueError):

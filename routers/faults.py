@@ -1,17 +1,5 @@
 """Ways in which routers in the field misread what they route, as switches that are off unless asked for.
 
-- `body-truncate-bytes=N`: only the first N bytes of a body are looked at, so a long prompt is scored on its beginning.
-- `template-mismatch`: a chat is tokenised as its plain text, without the engine's template, so no block ever matches.
-- `ignore-extra-keys`: salts and other extra keys of blocks are not looked at, so one tenant's blocks look like
-  another's.
-- `ignore-event-sequence`: numbers of KV event batches and lost connections mean nothing, so what is believed of a
-  replica outlives its restart and every hole (field case BL-08).
-- `untracked-load`: the policy places requests and nobody counts them, so every replica looks idle to it: counts in
-  flight, what policies book themselves and what peers tell are nothing. What it believes of caches and sessions from
-  what it placed goes on, and so do gauges that engines tell (field case BL-04: an endpoint that is only proxied).
-- `breaker-on-client-errors=N`: N error answers in a row, a client's own (4xx) among them, and a replica is left out for
-  a minute, as if it had failed (field case BL-43).
-
 The request itself always goes on unharmed; what is harmed is the router's idea of it. The live router commits these on
 the real bytes; `faulty_prompt` does the same to a prompt that is only symbolic.
 """
@@ -32,11 +20,21 @@ BYTES_PER_TOKEN = 6
 
 class RouterFaults(msgspec.Struct, frozen=True, kw_only=True):
     body_truncate_bytes: int | None = None
+    """Only the first so many bytes of a body are looked at, so a long prompt is scored on its beginning."""
     template_mismatch: bool = False
+    """A chat is tokenised as its plain text, without the engine's template, so no block ever matches."""
     ignore_extra_keys: bool = False
+    """Salts and other extra keys of blocks are not looked at, so one tenant's blocks look like another's."""
     ignore_event_sequence: bool = False
+    """Numbers of KV event batches and lost connections mean nothing, so what is believed of a replica outlives its
+    restart and every hole (field case BL-08)."""
     untracked_load: bool = False
+    """The policy places requests and nobody counts them, so every replica looks idle to it: counts in flight, what
+    policies book themselves and what peers tell are nothing. What it believes of caches and sessions from what
+    it placed goes on, and so do gauges that engines tell (field case BL-04: an endpoint that is only proxied)."""
     breaker_on_client_errors: int | None = None
+    """So many error answers in a row, a client's own (4xx) among them, and a replica is left out for a minute, as if
+    it had failed (field case BL-43)."""
 
     def __post_init__(self) -> None:
         if self.body_truncate_bytes is not None and self.body_truncate_bytes < 1:

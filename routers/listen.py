@@ -47,6 +47,8 @@ async def listen(
     stack.push_async_callback(runner.cleanup)
     try:
         await web.TCPSite(runner, host, port, backlog=4096).start()
+    except UnicodeError as error:
+        raise StartError(f"cannot listen on {host!r}, which is no name of a host: give another --host") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise StartError(f"{host}:{port} is taken by another process: give another --port") from error

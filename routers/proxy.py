@@ -142,7 +142,9 @@ class Proxy:
             self.client_left += 1
             life.status, life.error = CLIENT_LEFT, "client left before the answer ended"
             raise
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # whatever a policy raises, to exit included, is this request's fault alone
             life.error = f"router failed: {type(error).__name__}: {error}"
             if life.status is not None:
                 raise  # the answer has begun, it can only be cut short

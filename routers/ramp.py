@@ -7,7 +7,7 @@ hash against the share, not by a draw, so a session never goes back and forth.
 
 from __future__ import annotations
 
-from routers.config import at_least
+from routers.config import TIME_S_MAX, at_least, at_most
 from routers.errors import OptionError
 from routers.ring import xxh3
 
@@ -19,6 +19,7 @@ class Ramp:
 
     def __init__(self, ramp_s: float = 0.0, first_share: float = 0.1) -> None:
         at_least(0, ramp_s=ramp_s, ramp_first_share=first_share)
+        at_most(TIME_S_MAX, ramp_s=ramp_s)
         if first_share > 1:
             raise OptionError(f"ramp_first_share={first_share} is more than all turns: give a share from 0 to 1")
         self._ramp_us = round(1e6 * ramp_s)

@@ -11,10 +11,10 @@ import random
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from routers.config import Options, make_options
-from routers.errors import OptionError
+from routers.errors import OptionError, RoutersError
 from routers.policies.affinity import PureKvAffinity
 from routers.policies.base import BasePolicy
 from routers.policies.blend import AffinityLoadScore, ReportedPrefixesPolicy
@@ -31,6 +31,7 @@ from routers.policies.session import SessionModulo, SessionRing, SessionRingValv
 from routers.policies.stack import StackLoadAware, StackPrefixAware
 from routers.policies.sticky import StickyLeastLoaded, VerlStickyInflight
 from routers.policies.vllm import VllmKvAware
+from routers.promises import check_class, check_needs, defined_at, told
 from routers.view import Policy, Signal
 
 ENTRY_POINTS = "routebench.policies"
@@ -86,7 +87,17 @@ def make_policy(
     kind, variant = find_policy(name)
     merged = {**variant, **(options or {})}
     chosen = make_options(getattr(kind, "Options", Options), merged, name)
-    return kind(chosen, rng=rng if rng is not None else random.Random(0), block_size=block_size)
+    try:
+        policy = kind(chosen, rng=rng if rng is not None else random.Random(0), block_size=block_size)
+    except (RoutersError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # a policy that exits must not look like a run that ended well
+        raise OptionError(
+            f"policy {name!r} cannot be made: {told(error, _file_of(kind))}; its __init__ "
+            f"({defined_at(kind, '__init__')}) is called as __init__(options, rng=..., block_size=...)"
+        ) from error
+    check_needs(policy, name)
+    return policy
 
 
 def find_policy(name: str) -> tuple[type[BasePolicy], Mapping[str, Any]]:
@@ -140,12 +151,15 @@ def _from_entry_point(name: str) -> type[BasePolicy] | None:
     for point in _entry_points():
         if point.name == name:
             try:
-                return _checked(point.load(), f"entry point {name} = {point.value}")
-            except (ImportError, AttributeError) as error:
+                found = point.load()
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 raise OptionError(
-                    f"policy {name!r} is announced by an entry point ({point.value}) that does not load: {error}; "
-                    f"reinstall its package"
+                    f"policy {name!r} is announced by an entry point ({point.value}) that does not load: "
+                    f"{told(error)}; reinstall its package"
                 ) from error
+            return _checked(found, f"entry point {name} = {point.value}")
     return None
 
 
@@ -160,19 +174,22 @@ def _from_file(path: Path, class_name: str) -> type[BasePolicy]:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise OptionError(f"policy file {path} fails when loaded: {type(error).__name__}: {error}; mend it") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a file that exits must not look like a run that ended well
+        raise OptionError(f"policy file {path} fails when loaded: {told(error, str(path))}; mend it") from error
     if not hasattr(module, class_name):
         classes = [key for key, value in vars(module).items() if isinstance(value, type) and hasattr(value, "choose")]
         own = [key for key in classes if getattr(module, key).__module__ == module_name]
-        raise OptionError(f"policy file {path} has no class {class_name!r}: choose one of {', '.join(own) or 'none'}")
+        choice = f"choose one of {', '.join(own)}" if own else "it has no class with choose(turn, fleet) at all"
+        raise OptionError(f"policy file {path} has no class {class_name!r}: {choice}")
     return _checked(getattr(module, class_name), f"{path}:{class_name}")
 
 
 def _checked(found: object, where: str) -> type[BasePolicy]:
-    if not isinstance(found, type) or not hasattr(found, "choose") or not hasattr(found, "observe"):
-        raise OptionError(
-            f"{where} is not a policy: it must be a class with choose(turn, fleet) and observe(event), "
-            f"best one that derives from routers.BasePolicy"
-        )
-    return found
+    check_class(found, where)
+    return cast(type[BasePolicy], found)
+
+
+def _file_of(kind: type) -> str | None:
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)

@@ -19,6 +19,7 @@ from routers.errors import FleetError, NoReplica
 from routers.faults import NO_FAULTS, RouterFaults
 from routers.ledger import Entry, Ledger
 from routers.peers import PeerLoads
+from routers.promises import decided
 from routers.ramp import Ramp
 from routers.roster import Roster
 from routers.view import (
@@ -148,18 +149,15 @@ class Router:
     # -- a request's life --------------------------------------------------------------------------------------
 
     def route(self, turn: TurnView, now_us: int, *, exclude: Iterable[str] = ()) -> Decision:
-        """Choose a replica and book the turn there. Raises NoReplica; a retry passes `exclude`."""
+        """Choose a replica and book the turn there. Raises NoReplica, or DecisionError for an answer that is none;
+        a retry passes `exclude`."""
         fleet = self._routable(turn, now_us, exclude)
         try:
-            decision = self.policy.choose(turn, fleet)
+            answer = self.policy.choose(turn, fleet)
         except NoReplica:
             self.counts.no_replica += 1
             raise
-        if decision.replica not in fleet:
-            raise FleetError(
-                f"the policy chose {decision.replica!r}, which is not routable now "
-                f"({', '.join(view.name for view in fleet)} are): return the name of a replica of the given fleet"
-            )
+        decision = decided(answer, self.policy, fleet)
         self._ledger.open(
             turn.request_id,
             decision.replica,

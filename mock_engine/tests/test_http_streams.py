@@ -101,6 +101,19 @@ def test_a_client_that_reads_slowly_gets_merged_chunks_and_loses_nothing() -> No
     assert "".join(stream.texts()) == stream.answer(55)
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_of_a_client_that_reads_nothing_only_what_it_is_still_to_be_told_is_held(told: bool) -> None:
+    stream = Stream(return_token_ids=told)
+    stream.tokens(1)
+    stream.unsent = UNSENT_BYTES_MAX + 1
+    before = len(stream.sent)
+    stream.tokens(2000)
+    choice = stream.choices[0]
+    assert len(stream.sent) == before
+    assert len(choice._new_ids) == (2000 if told else 0)
+    assert len(choice._text) < len(stream.answer(2001))
+
+
 def test_what_is_written_before_the_stream_is_open_is_not_lost() -> None:
     reply = Reply(CompletionBodies("cmpl-1", 7, "m", "fp"), [], stream=True)
     early: list[bytes] = []

@@ -107,7 +107,7 @@ class DynamoKvOptions(Options, frozen=True):
         "shared_cache_type": "no engine here has a cache that all replicas share",
         "use_remote_indexer": "the index is in the router's own process",
         "serve_indexer": "the index is in the router's own process",
-        "replica_sync": "routers share their load here by --peer URL (in a scenario: ingress)",
+        "replica_sync": "routers share their load here by --peer URL (in a scenario: `share_load` of `[router]`)",
         "event_threads": "events are applied in the router's own loop",
         "prefill_load_model": "`aic` asks AIConfigurator for each prefill's duration, which is no part of the package; "
         "`none` is what is built",

@@ -53,6 +53,19 @@ def test_a_malformed_replica_says_the_form(text, message):
         ([*REPLICA, "--retries", "-1"], "--retries -1 cannot work"),
         ([*REPLICA, "--health-interval-ms", "-5"], "--health-interval-ms -5 cannot work"),
         ([*REPLICA, "--peer", "h:1"], "is no router's URL"),
+        ([*REPLICA, "--peer", "http://[::1"], "is no router's URL"),
+        ([*REPLICA, "--peer", "http://h:99999999"], "is no router's URL"),
+        (["--replica", "r0=http://["], "names no replica"),
+        ([*REPLICA, "--metrics-interval-ms", "9" * 400], "--metrics-interval-ms cannot work"),
+        ([*REPLICA, "--prefix-interval-ms", "9" * 400], "--prefix-interval-ms cannot work"),
+        ([*REPLICA, "--health-interval-ms", "9" * 400], "--health-interval-ms cannot work"),
+        ([*REPLICA, "--peer", "http://h:1", "--peer-delay-ms", "1e308"], "--peer-delay-ms cannot work: give a time of"),
+        ([*REPLICA, "--peer", "http://h:1", "--peer-delay-ms", "nan"], "--peer-delay-ms cannot work"),
+        ([*REPLICA, "--block-size", "9" * 30], "--block-size cannot work"),
+        ([*REPLICA, "--epoch-ns", "9" * 30], "--epoch-ns cannot work"),
+        ([*REPLICA, "--host", "\0"], "--host has characters"),
+        ([*REPLICA, "--host", "\ud800"], "--host has characters"),
+        ([*REPLICA, "--log-file", "a\0"], "--log-file has characters"),
         ([*REPLICA, "--peer-delay-ms", "5"], "delays nothing"),
     ],
 )
@@ -71,6 +84,8 @@ def test_arguments_that_cannot_work_say_what_to_change(arguments, message):
         (["--policy", "clairvoyant"], "run it with --mode sim"),
         (["--fault", "gremlins"], "no fault named 'gremlins'"),
         (["--ramp-s", "-1"], "ramp_s=-1"),
+        (["--ramp-s", "1e308"], r"ramp_s=1e\+308 cannot work: give at most 1000000000"),
+        (["--ramp-s", "nan"], "ramp_s=nan"),
         (["--peer", "http://h:1", "--peer-delay-ms", "-1"], "delay_us=-1000"),
     ],
 )
@@ -126,6 +141,29 @@ def test_a_taken_port_is_one_line_and_exit_code_two(capsys):
 def test_a_host_that_is_not_ours_is_one_line_and_exit_code_two(capsys):
     assert main([*REPLICA, "--host", "203.0.113.7", "--port", "0"]) == 2
     assert "cannot listen on 203.0.113.7:0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["..", "a" * 300])
+def test_a_host_that_is_no_name_is_one_line_and_exit_code_two(capsys, host):
+    assert main([*REPLICA, "--host", host, "--port", "0"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"routers: cannot listen on {host!r}, which is no name of a host: give another --host"
+    ]
+
+
+def test_a_policy_file_that_exits_ends_the_router_with_two_and_says_where(capsys, tmp_path):
+    (tmp_path / "leaver.py").write_text("import sys\nsys.exit(0)\n")
+    assert main([*REPLICA, "--port", "0", "--policy", f"{tmp_path / 'leaver.py'}:P"]) == 2
+    assert "fails when loaded: SystemExit: 0 (leaver.py, line 2)" in capsys.readouterr().err
+
+
+def test_a_policy_that_exits_while_it_is_told_of_replicas_ends_the_router_with_two_and_says_where(capsys, tmp_path):
+    (tmp_path / "leaver.py").write_text(
+        "import sys\nfrom routers import POLICIES\n"
+        "class P(POLICIES['round-robin']):\n    def observe(self, event):\n        sys.exit(0)\n"
+    )
+    assert main([*REPLICA, "--port", "0", "--policy", f"{tmp_path / 'leaver.py'}:P"]) == 2
+    assert "SystemExit: 0 (leaver.py, line 5): its code must change" in capsys.readouterr().err
 
 
 def test_an_event_endpoint_that_is_none_is_one_line_and_exit_code_two(capsys):
