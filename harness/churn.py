@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness.drive import TIME_S_MAX
 from harness.errors import UsageError
 from harness.fleet_table import REPLICAS_MAX
 
@@ -39,6 +40,7 @@ class ChurnEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     replica: str | None = None
     """Unless named: the next number for one to add; a crashed one, or else the one that has run longest."""
     every_s: float | None = None
+    """Again and again, with so long between; goes with `until_s`."""
     until_s: float | None = None
     limit_s: float | None = None
     """remove: how long it may go on with what it has, 30 s unless given."""
@@ -46,8 +48,8 @@ class ChurnEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def __post_init__(self) -> None:
         for key in ("at_s", "every_s", "until_s", "limit_s"):
             value = getattr(self, key)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"churn: {key} = {value}: give seconds, at least 0")
+            if value is not None and not 0 <= value <= TIME_S_MAX:
+                raise ValueError(f"churn: {key} = {value}: give seconds, at least 0 and at most {TIME_S_MAX:g}")
         if (self.every_s is None) != (self.until_s is None):
             raise ValueError("churn: every_s and until_s go together: give both, or at_s alone")
         if self.every_s is None and self.at_s is None:
@@ -69,12 +71,13 @@ class ChurnEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.every_s is None:
             return [first]
         assert self.until_s is not None
-        count = max(0, math.floor((self.until_s - first) / self.every_s + 1e-9) + 1)
-        if count > EVENTS_MAX:
+        periods = (self.until_s - first) / self.every_s + 1e-9  # infinite where a period is next to nothing
+        if periods >= EVENTS_MAX:
+            count = f"{math.floor(periods) + 1:,}" if periods < 1e12 else "far too many"
             raise UsageError(
-                f"churn: every {self.every_s:g} s until {self.until_s:g} s are {count:,} times: at most {EVENTS_MAX:,}"
+                f"churn: every {self.every_s:g} s until {self.until_s:g} s are {count} times: at most {EVENTS_MAX:,}"
             )
-        return [first + i * self.every_s for i in range(count)]
+        return [first + i * self.every_s for i in range(max(0, math.floor(periods) + 1))]
 
 
 class ChurnEvent(msgspec.Struct, frozen=True):
@@ -193,14 +196,27 @@ def names_with_added(names: Sequence[str], events: Sequence[ChurnEvent]) -> tupl
     return tuple(dict.fromkeys((*names, *(event.replica for event in events if event.do == "add"))))
 
 
-def churn_notes(label: str, record: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Whole sentences on what was ordered and refused."""
-    return [
+def churn_notes(label: str, record: Iterable[Mapping[str, Any]], ended_s: float) -> list[str]:
+    """Whole sentences on what was ordered and not done; `ended_s` is when the last request of the arm ended."""
+    lines = list(record)
+    notes = [
         f"{label}: {line['do']} {line['replica']} at {line['at_s']:g} s was not done ({line['error']}), so this arm "
         "had another fleet than the scenario says: see its router's log"
-        for line in record
+        for line in lines
         if "error" in line
     ]
+    missed = [line for line in lines if line["done_at_s"] is None and "error" not in line]
+    if missed:
+        first = min(missed, key=lambda line: line["at_s"])
+        deed = f"{first['do']} {first['replica']} at {first['at_s']:g} s"
+        begun = first["at_s"] < ended_s
+        what = f"{deed} was {'begun and not over' if begun else 'not reached'}"
+        others = f" ({len(missed)} of {len(lines)} events of [[churn]] were not done)" if len(missed) > 1 else ""
+        notes.append(
+            f"{label}: {what}, the run ended at {ended_s:.1f} s{others}: let it happen earlier, or give the arm more "
+            "to do"
+        )
+    return notes
 
 
 def absences(record: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[tuple[float, float]]]:

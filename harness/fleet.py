@@ -6,6 +6,7 @@ imports the rooms' servers.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import msgspec
 
 from harness.arm import ROUTER_SEED_STREAM, Arm
 from harness.errors import StartError
+from harness.event_sources import ReplicaAddress, replica_that_runs
 from harness.peers import all_healthy, expand_command, find_peer, peer_command, require_installed
 from harness.processes import PYTHON, Child, Children, call, free_ports, get_json, wait_ready
 from harness.router_entry import RouterEntry
@@ -31,24 +33,15 @@ _ENGINE_FLAGS = {"num_gpu_blocks": "--num-gpu-blocks-override"}
 """Engine options whose command-line flag in vLLM has another name than the option."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaAddress:
-    """Where one replica is reached; `kv_events` is None for an engine that is not ours."""
-
-    name: str
-    url: str
-    kv_events: str | None = None
-
-
 def start_replicas(
     children: Children, scenario: Scenario, *, epoch_ns: int, seed_for: Any, log_dir: Path
 ) -> list[ReplicaAddress]:
     """Starts the scenario's mock replicas at once and waits until all are ready. Raises StartError."""
     if scenario.fleet.urls:
-        given = [ReplicaAddress(f"r{i}", url.rstrip("/")) for i, url in enumerate(scenario.fleet.urls)]
-        for replica in given:
-            require_answer(f"replica {replica.name} of fleet.urls", replica.url)
-        return given
+        urls = [url.rstrip("/") for url in scenario.fleet.urls]
+        for name, url in zip(scenario.fleet.names, urls, strict=True):
+            require_answer(f"replica {name} of fleet.urls", url)
+        return [replica_that_runs(name, url) for name, url in zip(scenario.fleet.names, urls, strict=True)]
     started = [
         launch_replica(children, scenario, name, epoch_ns=epoch_ns, seed=seed_for(f"engine.{name}"), log_dir=log_dir)
         for name in scenario.fleet.names
@@ -166,7 +159,8 @@ def router_command(
         command += ["--fault", fault]
     for replica in replicas:
         events = f",events={replica.kv_events}" if replica.kv_events else ""
-        command += ["--replica", f"{replica.name}={replica.url}{events}"]
+        replay = f",replay={replica.kv_replay}" if replica.kv_replay else ""
+        command += ["--replica", f"{replica.name}={replica.url}{events}{replay}"]
     return command
 
 
@@ -246,9 +240,19 @@ class _Starting:
     url: str
     ready_path: str
     ready: Callable[[Any], bool]
+    command: Sequence[str] = ()
+    """Of a router whose command line is the user's, who must see what became of it."""
 
     def wait(self) -> str:
-        wait_ready(self.child, f"{self.url}{self.ready_path}", READY_S, self.ready)
+        try:
+            wait_ready(self.child, f"{self.url}{self.ready_path}", READY_S, self.ready)
+        except StartError as error:
+            if not self.command:
+                raise
+            raise StartError(
+                f"{error}; it was started as `{shlex.join(self.command)}` and is ready when {self.ready_path} (its "
+                "ready_path) answers 200 on the port that it is given"
+            ) from error
         return self.url
 
 
@@ -280,6 +284,7 @@ def _launch_router(
         values = {
             "host": HOST,
             "port": str(port),
+            "metrics_port": str(free_ports(1)[0]),
             "block_size": str(scenario.engine.block_size),
             "model": scenario.load.model,
         }
@@ -289,7 +294,8 @@ def _launch_router(
         command = router_command(
             entry, scenario, replicas, port, epoch_ns=epoch_ns, seed=seed, log_file=log_file, peers=peers
         )
-    return _Starting(children.start(name, command), f"http://{HOST}:{port}", ready_path, ready)
+    shown = command if entry.command else ()
+    return _Starting(children.start(name, command), f"http://{HOST}:{port}", ready_path, ready, shown)
 
 
 def _always(body: Any) -> bool:

@@ -6,11 +6,11 @@ each key for itself. `ingresses` and `spread` hold for every router that we star
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
+from harness.drive import TIME_S_MAX
 from harness.spread import Spread, ingress_name
 from routers import POLL_INTERVALS_MS, Signal
 
@@ -41,13 +41,13 @@ class RouterSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         if not 1 <= self.ingresses <= INGRESSES_MAX:
             raise ValueError(f"ingresses = {self.ingresses}: give a whole number from 1 to {INGRESSES_MAX}")
-        for key in ("share_delay_ms", "ramp_s"):
+        for key, longest in (("share_delay_ms", 1000 * TIME_S_MAX), ("ramp_s", TIME_S_MAX)):
             value = getattr(self, key)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{key} = {value}: give a time of at least 0")
+            if not 0 <= value <= longest:
+                raise ValueError(f"{key} = {value}: give a time of at least 0, at most {longest:g}")
         for key in ("metrics_interval_ms", "prefix_interval_ms"):
-            if getattr(self, key) < 1:
-                raise ValueError(f"{key} = {getattr(self, key)}: give at least 1")
+            if not 1 <= getattr(self, key) <= 1000 * TIME_S_MAX:
+                raise ValueError(f"{key} = {getattr(self, key)}: give at least 1, at most {1000 * TIME_S_MAX:g}")
 
     @property
     def names(self) -> tuple[str, ...]:

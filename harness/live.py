@@ -18,17 +18,21 @@ import msgspec
 
 from harness.arm import Arm, ArmRows
 from harness.errors import ProcessLost
-from harness.fleet import ReplicaAddress, clear_caches, start_ingresses, start_replicas
+from harness.event_sources import ReplicaAddress, deaf_note
+from harness.fleet import HOST, clear_caches, start_ingresses, start_replicas
+from harness.json_lines import read_json_lines
 from harness.live_churn import LiveChurn
 from harness.load_plan import LoadPlan
 from harness.merge import merge_rows
-from harness.processes import PYTHON, Child, Children
+from harness.processes import PYTHON, Child, Children, free_ports
 from harness.router_samples import RouterWatch
 from harness.signals import Interruption
 
 POLL_S = 0.2
 DRAIN_S = 20.0
 """How long Locust may take to write its last rows after it was asked to stop."""
+STOP_S = "5"
+"""Seconds that Locust gives users of its own when it stops; our requests end with the run."""
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 
 
@@ -39,6 +43,7 @@ def run_live_arm(
     interruption: Interruption,
     on_phase: Callable[[str], None],
     on_done: Callable[[int], None],
+    on_warn: Callable[[str], None],
 ) -> ArmRows:
     """Runs one arm in `folder` and returns its rows, also what was measured before Ctrl-C or a lost process.
 
@@ -47,10 +52,10 @@ def run_live_arm(
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     epoch_ns = time.monotonic_ns()
-    facts: dict[str, Any] = {"lost": []}
+    facts: dict[str, Any] = {"lost": [], "silent": []}
     with Children(folder) as children:
         try:
-            _measure(arm, folder, children, epoch_ns, facts, on_phase, on_done)
+            _measure(arm, folder, children, epoch_ns, facts, on_phase, on_done, on_warn)
         except ProcessLost as lost:
             facts["lost"].append(str(lost))
         except KeyboardInterrupt:
@@ -71,6 +76,7 @@ def _measure(
     facts: dict[str, Any],
     on_phase: Callable[[str], None],
     on_done: Callable[[int], None],
+    on_warn: Callable[[str], None],
 ) -> None:
     scenario = arm.scenario
     on_phase("starting replicas")
@@ -78,6 +84,8 @@ def _measure(
     if not arm.router.url or scenario.fleet.urls:  # a router that already runs has engines of its own
         replicas = start_replicas(children, scenario, epoch_ns=epoch_ns, seed_for=arm.seed_for, log_dir=folder)
     facts["cached_blocks"] = clear_caches(replicas) if replicas else None
+    if arm.router.hears_events(scenario.engine.block_size):
+        facts["deaf"] = deaf_note(arm.router.name, replicas)
     on_phase("starting router")
     ingresses = start_ingresses(children, arm, replicas, epoch_ns=epoch_ns, log_dir=folder)
     ours = {} if arm.router.foreign else ingresses
@@ -91,14 +99,23 @@ def _measure(
     on_phase("measuring")
     while locust.running:
         churn.tick()
-        watch.sample()
+        for said in watch.sample():
+            facts["silent"].append(f"{arm.label}: {said}")
+            on_warn(facts["silent"][-1])
         children.require_alive(but=(locust,))
         children.measure()
         on_done(rows.count())
         time.sleep(churn.wait_s(POLL_S))
     on_done(rows.count())
-    if locust.exit_code not in (0, 1):  # 1 is Locust's own word for "some requests failed"; the rows say which
+    if locust.exit_code != 0:  # failed requests are no failure of a load generator that has a plan
         raise ProcessLost(locust.why_ended())
+    events = read_json_lines(folder.glob("locust-*.events.jsonl"))
+    ended = sum(event.get("event") == "end" for event in events)
+    if ended < scenario.load.processes:
+        raise ProcessLost(
+            f"{scenario.load.processes - ended} of {scenario.load.processes} load processes ended without their last "
+            f"word, so rows are missing; {locust.why_ended()}"
+        )
     children.require_alive(but=(locust,))
 
 
@@ -132,31 +149,24 @@ def start_load(
     )
     plan_file = folder / "load-plan.json"
     plan_file.write_bytes(msgspec.json.format(msgspec.json.encode(plan)))
-    users = str(load.slots or load.processes)
-    several = ["--processes", str(load.processes), "--expect-workers", str(load.processes)]
-    return children.start(
-        "locust",
-        [
-            *PYTHON,
-            "-m",
-            "locust",
-            "-f",
-            str(LOCUSTFILE),
-            "--headless",
-            "--host",
-            url,
-            "--users",
-            users,
-            "--spawn-rate",
-            users,
-            "--only-summary",
-            "--stop-timeout",
-            "5",
-            "--routebench-plan",
-            str(plan_file),
-            *(several if load.processes > 1 else []),
-        ],
-    )
+    users = load.slots or load.processes
+    several = ["--processes", str(load.processes), "--expect-workers", str(load.processes), *meeting_place()]
+    more = ["--stop-timeout", STOP_S, *(several if load.processes > 1 else [])]
+    return children.start("locust", locust_command(plan_file, url, users, *more))
+
+
+def meeting_place() -> list[str]:
+    """Arguments by which the processes of one Locust meet at a port of their own on loopback; Locust's default is one
+    and the same for all tests of a machine, and open to its network."""
+    port = free_ports(1)[0]
+    return f"--master-bind-host {HOST} --master-bind-port {port} --master-host {HOST} --master-port {port}".split()
+
+
+def locust_command(plan_file: Path, url: str, users: int, *more: str) -> list[str]:
+    """Locust headless with a plan against a router; `more` are arguments of its own."""
+    told = {"-f": LOCUSTFILE, "--host": url, "--users": users, "--spawn-rate": users, "--routebench-plan": plan_file}
+    words = [word for name, value in told.items() for word in (name, str(value))]
+    return [*PYTHON, "-m", "locust", "--headless", "--only-summary", *words, *more]
 
 
 def _stop_load(children: Children) -> None:

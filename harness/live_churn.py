@@ -19,7 +19,8 @@ import msgspec
 from harness.arm import Arm
 from harness.churn import ChurnEvent
 from harness.errors import ProcessLost
-from harness.fleet import ReplicaAddress, launch_replica
+from harness.event_sources import ReplicaAddress
+from harness.fleet import launch_replica
 from harness.json_lines import read_json_lines
 from harness.merge import load_start_us
 from harness.processes import Child, Children, call, get_json
@@ -54,7 +55,8 @@ class LiveChurn:
         self._epoch_ns = epoch_ns
         self._folder = folder
         self._addresses = {replica.name: replica for replica in replicas}
-        self._processes = {name: children.find(f"replica-{name}") for name in self._addresses}
+        ours = self._addresses if self.record else ()  # engines that run elsewhere have no process here
+        self._processes = {name: children.find(f"replica-{name}") for name in ours}
         self._known = set(self._addresses)
         """Those that routers count as theirs."""
         self._lives = dict.fromkeys(self._addresses, 0)
@@ -62,7 +64,6 @@ class LiveChurn:
         """Processes started for an event that is not done yet."""
         self._todo = list(range(len(self.record)))
         self._start_us: int | None = None
-        self._look_us = 0
 
     def prepare(self) -> None:
         """Before the load starts: what joins in its first seconds is started now."""

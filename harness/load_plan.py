@@ -76,7 +76,6 @@ class LoadPlan(Drive, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not header.isascii() or not header.replace("-", "").replace("_", "").isalnum():
             raise ValueError(f"session_header = {header!r}: give a header name such as 'X-Session-ID'")
 
-
     def ingress(self, session: int, turn: int) -> str | None:
         """The name of the ingress that a turn goes to; `session` is its number in the workload. None: Locust's host."""
         names = list(self.ingresses)

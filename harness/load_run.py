@@ -18,6 +18,7 @@ import gevent
 import msgspec
 from gevent.event import Event
 
+from harness.in_flight import InFlight
 from harness.load_plan import Conversation, LoadPlan
 from harness.load_rows import Row, RowFiles
 from harness.planned import check_together, planned, share_of
@@ -69,6 +70,7 @@ class LoadRun:
         self._opened = 0
         self._changed = Event()
         self._flying: dict[str, tuple[gevent.Greenlet, Row]] = {}
+        self._measured = InFlight()
         self._talks: dict[str, Conversation] = {}
         self._why = "the run ended while the request was in flight"
         if plan.open_loop and plan.concurrency is not None:
@@ -150,6 +152,8 @@ class LoadRun:
         self._users.rotate(-1)
         greenlet = gevent.Greenlet(self._carry, user, due.session, turn, row)
         self._flying[row.request_id] = (greenlet, row)
+        if due.phase == "steady":
+            self._measured.begin(self.now_us())
         greenlet.start()
 
     def _carry(self, user: Sender, session: Session, turn: Turn, row: Row) -> None:
@@ -167,6 +171,8 @@ class LoadRun:
 
     def _land(self, session: Session, turn: Turn, row: Row) -> None:
         del self._flying[row.request_id]
+        if row.phase == "steady":
+            self._measured.end(self.now_us())
         self.files.row(row)
         if self.files.failure and not self.stopping:
             self._give_up()
@@ -254,11 +260,13 @@ class LoadRun:
         self.files.event(
             "end",
             t_us=self.now_us(),
+            rank=self.rank,
             issued=self.issued,
             **self.files.counts,
             not_sent=self.files.unsent,
             sessions_started=self.schedule.sessions_started,
             slots=self._opened,
+            held_us=self._measured.held_us,
             **facts,
         )
         self.files.close()

@@ -11,6 +11,7 @@ itself starts Locust. A locustfile of your own needs three lines:
     class Chat(LoadUser):
         host = "http://127.0.0.1:8080"
 
+`--gate RULES.toml` or `--gate-baseline BASELINE` judges each test as `routebench gate` does, and sets the exit code.
 The process that has the web UI or the command line (the only one, or the master) decides seed, folder and shares; a
 worker gets its share in a message that Locust delivers before the order to spawn users. A worker reports when its
 sessions have ended, and the master ends the test when all that are left have.
@@ -32,11 +33,11 @@ sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 if str(Path(_HERE).parent) not in sys.path:
     sys.path.append(str(Path(_HERE).parent))
 
+import os
 import socket
 import tempfile
 import time
-from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import gevent
 import msgspec
@@ -46,19 +47,24 @@ from locust.stats import CSV_STATS_INTERVAL_SEC
 
 from harness.errors import HarnessError, UsageError
 from harness.live_figures import Figures
-from harness.load_plan import PATHS, LoadPlan, read_plan
+from harness.load_arguments import add_arguments, replicas_of, scenario_of, share_max, whole_number
+from harness.load_plan import LoadPlan, read_plan
 from harness.load_run import LoadRun
-from harness.load_watch import WATCH_S, Watch
+from harness.load_watch import WATCH_S, Watch, end_with
 from harness.planned import check_together
 from harness.users import LoadUser, SessionUser, SlotStages, row_ended
 from harness.web_tab import WebTab
-from workloads import make_workload
+from workloads import Streams, make_workload
 
 __all__ = ["CONTROL", "LoadUser", "SessionUser", "SlotStages", "row_ended"]
 
 SHARE = "routebench_share"
 ALL_DONE = "routebench_all_done"
 CSV_SLACK_S = 0.2
+RUN_TIME_SLACK_S = 1.0
+"""A test that Locust's --run-time ended may have begun so much after Locust's own count."""
+LOADED_BY, STARTED_BY = os.getpid(), os.getppid()
+"""With --processes Locust forks its workers after it has loaded this file."""
 LOST_AFTER_LOOKS = 3
 """Looks in a row at which a worker was missing before it is given up."""
 runners.HEARTBEAT_LIVENESS = 12
@@ -79,7 +85,12 @@ class LoadControl:
         """Of this process' requests, or on a master of all workers' together."""
         self._sent_figures = Figures()
         self._tab: WebTab | None = None
-        events.init_command_line_parser.add_listener(self._arguments)
+        self._trial: Any = None
+        """A `harness.locust_gate.Trial`: how the test that runs will be judged; None without a gate."""
+        self._judging: gevent.Greenlet | None = None
+        self._all_sent = False
+        """Whether the test that runs has nothing left to send or to wait for."""
+        events.init_command_line_parser.add_listener(add_arguments)
         events.init.add_listener(self._init)
         events.test_start.add_listener(self._test_start)
         events.test_stopping.add_listener(self._test_stopping)
@@ -89,42 +100,18 @@ class LoadControl:
         events.worker_report.add_listener(self._take_report)
         events.quitting.add_listener(self._quitting)
 
-    def _arguments(self, parser: Any, **_: Any) -> None:
-        add = parser.add_argument
-        add("--scenario", default="quickstart", help="built-in scenario, or TOML file, that has the workload")
-        add("--seed", default="", help="seed of the sessions, a whole number (default: the scenario's)")
-        add("--api", choices=["", *PATHS], default="", help="how prompts travel (default: the scenario's)")
-        add("--model", default="", help="model name of every request (default: the scenario's)")
-        add(
-            "--answers",
-            choices=["live", "known"],
-            default="live",
-            help="history takes the answers that come, or those that our mocks are known to give",
-        )
-        add("--replicas", default="", help="engines behind the router: name=url,name=url (default: what it says)")
-        add("--rows-dir", default="", help="folder for raw rows (default: a new temporary one)")
-        add("--load", default="", help="changes to the scenario's load, such as driver=rate,rate_per_s=5")
-        add(
-            "--fail-share-max",
-            default="",
-            help="exit code 1 if a greater share of requests fails, or none succeeds (default: if any fails)",
-        )
-        add(
-            "--routebench-plan",
-            default=None,
-            include_in_web_ui=False,
-            help="JSON file with a complete load plan, in place of the arguments above",
-        )
-
     def _init(self, environment: Any, **_: Any) -> None:
         options, runner = environment.parsed_options, environment.runner
         try:
             if options.routebench_plan:
                 self._file_plan = read_plan(options.routebench_plan)
                 slots = self._file_plan.slots
+                gevent.spawn(end_with, STARTED_BY if os.getpid() == LOADED_BY else LOADED_BY)
             else:
-                slots = _scenario(options).load.slots
-            _share_max(options)
+                slots = scenario_of(options).load.slots
+            share_max(options)
+            if not isinstance(runner, WorkerRunner):
+                self._gate_of(options)
         except HarnessError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
@@ -143,6 +130,7 @@ class LoadControl:
         environment.routebench_run = None
         runner = environment.runner
         self._figures, self._sent_figures = Figures(), Figures()
+        self._trial, self._judging, self._all_sent = None, None, False
         try:
             if isinstance(runner, WorkerRunner):
                 if self._share is None:
@@ -156,6 +144,7 @@ class LoadControl:
             else:
                 share = self._new_share(environment)
                 plan = self._plan(environment, share)
+                self._set_gate(environment, plan, shares=1)
                 self._start_run(environment, plan, share)
                 self._announce(environment, plan)
         except (HarnessError, OSError, ValueError) as error:
@@ -191,8 +180,8 @@ class LoadControl:
         options = environment.parsed_options
         if self._file_plan is not None:
             return msgspec.structs.replace(self._file_plan, seed=self._file_plan.seed + share["round"])
-        scenario = _scenario(options)
-        seed = _whole_number(options.seed) if options.seed else scenario.seed
+        scenario = scenario_of(options)
+        seed = whole_number(options.seed) if options.seed else scenario.seed
         drive: dict[str, Any] = scenario.load.drive()
         if scenario.load.slots is not None:
             drive["concurrency"] = max(1, share["users"])
@@ -204,7 +193,7 @@ class LoadControl:
             epoch_ns=share["epoch_ns"],
             api=options.api or scenario.load.api,
             model=options.model or scenario.load.model,
-            replicas=_replicas(options.replicas),
+            replicas=replicas_of(options.replicas),
             session_header=scenario.load.session_header,
             request_timeout_s=scenario.load.request_timeout_s,
             answers=options.answers,
@@ -240,7 +229,7 @@ class LoadControl:
     def _announce(self, environment: Any, plan: LoadPlan) -> None:
         if self._tab is not None:
             self._tab.begin(self._figures, plan.replicas, _host(environment))
-        sessions = make_workload(plan.workload).session_count
+        sessions = make_workload(plan.workload).session_count(Streams(plan.seed))
         again = f" (start {self._round}, so seed {plan.seed} for a cold cache)" if self._round > 1 else ""
         slots = f"{environment.runner.target_user_count} slots" if plan.slots else f"{plan.arrival} arrivals"
         print(
@@ -260,6 +249,7 @@ class LoadControl:
                 f"{runner.target_user_count} users cannot be spread over {len(nodes)} workers, each of "
                 "which has a share of the sessions: ask for at least one user per worker"
             )
+        self._set_gate(environment, plan, shares=len(nodes))
         self._waiting_for = set(nodes)
         for rank, node in enumerate(nodes):
             runner.send_message(SHARE, share | {"rank": rank, "of": len(nodes)}, node)
@@ -275,6 +265,7 @@ class LoadControl:
     def _worker_done(self, environment: Any, msg: Any, **_: Any) -> None:
         self._waiting_for.discard(msg.node_id)
         if not self._waiting_for:
+            self._all_sent = True
             gevent.spawn(_end_test, environment)
 
     def _watch_workers(self, environment: Any) -> None:
@@ -295,12 +286,14 @@ class LoadControl:
                 environment.process_exit_code = 3
                 self._waiting_for.discard(node)
                 if not self._waiting_for:
+                    self._all_sent = True
                     _end_test(environment)
 
     def _all_done(self, environment: Any) -> None:
         if isinstance(environment.runner, WorkerRunner):
             environment.runner.send_message(ALL_DONE, {})
         else:
+            self._all_sent = True
             gevent.spawn(_end_test, environment)
 
     def _test_stopping(self, environment: Any, **_: Any) -> None:
@@ -309,6 +302,9 @@ class LoadControl:
             run.stop()
 
     def _test_stop(self, environment: Any, **_: Any) -> None:
+        if self._trial is not None:
+            self._judging = gevent.spawn(self._judge, environment, self._trial, self._why_ended(environment))
+            self._trial = None
         run: LoadRun | None = getattr(environment, "routebench_run", None)
         if run is None:
             return
@@ -322,6 +318,40 @@ class LoadControl:
                 + f"; {run.files.unsent} turns not sent; rows in {run.files.rows_path}",
                 flush=True,
             )
+
+    # -- the gate -------------------------------------------------------------------------------------------------
+
+    def _gate_of(self, options: Any) -> Any:
+        """The judge that the arguments ask for, or None. Raises UsageError."""
+        if self._file_plan is not None or not (options.gate or options.gate_baseline or options.gate_router):
+            return None
+        from harness.locust_gate import Judge  # brings the reports along, which nobody else here needs
+
+        return Judge.of(options, scenario_of(options))
+
+    def _set_gate(self, environment: Any, plan: LoadPlan, *, shares: int) -> None:
+        judge = self._gate_of(environment.parsed_options)
+        if judge is not None:
+            scenario = scenario_of(environment.parsed_options)
+            self._trial = judge.trial(scenario, plan, _host(environment) or "", shares=shares)
+
+    def _why_ended(self, environment: Any) -> Literal["whole", "limit", "stopped"]:
+        options, shape = environment.parsed_options, environment.shape_class
+        if self._all_sent:
+            return "whole"
+        if options.headless:  # a signal comes as `quitting`, before the test is stopped
+            return "limit"
+        if options.run_time and self._trial.seconds > options.run_time - RUN_TIME_SLACK_S:
+            return "limit"
+        return "limit" if shape is not None and shape.tick() is None else "stopped"
+
+    def _judge(self, environment: Any, trial: Any, ended: Literal["whole", "limit", "stopped"]) -> None:
+        environment.process_exit_code = 2  # stands where the judging itself breaks down
+        try:
+            environment.process_exit_code = trial.verdict(ended, environment.stop_timeout or 0)
+        except HarnessError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            environment.process_exit_code = error.exit_code
 
     def _report(self, client_id: str, data: dict[str, Any], **_: Any) -> None:
         new = self._figures.since(self._sent_figures)
@@ -337,62 +367,25 @@ class LoadControl:
             run.files.event("cpu_warning", t_us=run.us(time.monotonic_ns()), cpu_percent=cpu_usage, by="locust")
 
     def _quitting(self, environment: Any, **_: Any) -> None:
+        if self._trial is not None:  # Ctrl-C: Locust stops the test only after this
+            self._judge(environment, self._trial, "stopped")
+            self._trial = None
+        elif self._judging is not None:
+            self._judging.join()
         # With a plan the rows tell what failed, and whoever gave the plan judges; otherwise Locust's own rule holds.
         if self._file_plan is not None and environment.process_exit_code is None:
             environment.process_exit_code = 0
-        share_max = _share_max(environment.parsed_options)
-        if share_max is not None and environment.process_exit_code is None:
+        allowed = share_max(environment.parsed_options)
+        if allowed is not None and environment.process_exit_code is None:
             total = environment.stats.total  # Locust counts every request once, over all workers
-            failed = total.num_requests == total.num_failures or total.fail_ratio > share_max
+            failed = total.num_requests == total.num_failures or total.fail_ratio > allowed
             environment.process_exit_code = 1 if failed else 0
-
-
-def _scenario(options: Any) -> Any:
-    path = Path(options.scenario)
-    return _loaded(options.scenario, options.load, path.stat().st_mtime_ns if path.is_file() else 0)
-
-
-@lru_cache(maxsize=4)
-def _loaded(name: str, load: str, changed_ns: int) -> Any:
-    """Kept, because every start asks again and a worker's heartbeat waits meanwhile; a changed file is read anew."""
-    from harness.scenario import load_scenario  # the other rooms' imports are not needed when a plan is given
-
-    return load_scenario(name, overrides=[f"load.{change.strip()}" for change in load.split(",") if change.strip()])
 
 
 def _host(environment: Any) -> str | None:
     """The address under test: the command line's, or that of a locustfile of one's own."""
     own = (getattr(user, "host", None) for user in environment.user_classes)
     return environment.host or next((host for host in own if host), None)
-
-
-def _share_max(options: Any) -> float | None:
-    """The greatest share of failures that is no failure of the run. Raises UsageError."""
-    text = options.fail_share_max
-    if not text:
-        return None
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UsageError(f"--fail-share-max {text!r}: give a share from 0 to 1, such as 0.01")
-    return share
-
-
-def _replicas(text: str) -> dict[str, str]:
-    """`name=url,name=url` as a mapping. Raises UsageError."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    for name, _, url in pairs:
-        if not url.startswith(("http://", "https://")):
-            raise UsageError(f"--replicas has {name!r} with the address {url!r}: write name=http://host:port,...")
-    return {name.strip(): url.rstrip("/") for name, _, url in pairs}
-
-
-def _whole_number(text: str) -> int:
-    if not str(text).isdecimal():
-        raise UsageError(f"seed = {text!r}: give a whole number from 0, or leave it empty for the scenario's own")
-    return int(text)
 
 
 def _end_test(environment: Any) -> None:

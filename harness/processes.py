@@ -273,4 +273,7 @@ def wait_ready(child: Child, url: str, within_s: float, ready: Callable[[Any], b
         except OSError as error:
             last = str(getattr(error, "reason", error))
         time.sleep(POLL_S)
-    raise StartError(f"{child.name} was not ready within {within_s:.0f} s ({last}); its log: {child.log}")
+    said = child.tail().strip().rpartition("\n")[2].strip() or "nothing"
+    raise StartError(
+        f"{child.name} was not ready within {within_s:.0f} s ({last}); it printed last: {said} (log: {child.log})"
+    )

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from harness.json_lines import read_json_lines
+from harness.live import LOCUSTFILE, locust_command, meeting_place
 from harness.load_plan import LoadPlan
 from harness.sse import ERROR_CLASSES
 from harness.tests.sse_server import serve
 from workloads import Streams, make_workload
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCUSTFILE = ROOT / "harness" / "locustfile.py"
 SMALL = {"kind": "multi-turn", "turns": 2, "first_input_tokens": 40, "input_tokens": 8, "output_tokens": 4}
 
 
@@ -46,26 +46,45 @@ class Result:
 
 
 def command(tmp_path, url, plan, *extra, users=None):
-    users = str(users or plan.slots or 1)
-    (tmp_path / "plan.json").write_bytes(msgspec.json.encode(plan))
+    plan_file = tmp_path / "plan.json"
+    plan_file.write_bytes(msgspec.json.encode(plan))
+    meet = meeting_place() if "--processes" in extra else []
+    return locust_command(plan_file, url, users or plan.slots or 1, *extra, *meet)
+
+
+TINY = """
+name = "tiny"
+routers = ["round-robin"]
+[workload]
+kind = "multi-turn"
+sessions = 5
+turns = 2
+output_tokens = 4
+[load]
+concurrency = 3
+"""
+
+
+def by_hand(tmp_path, *arguments, locustfile=LOCUSTFILE):
+    """Locust as a user starts it, with a scenario and without a plan."""
+    (tmp_path / "tiny.toml").write_text(TINY)
     return [
         sys.executable,
         "-m",
         "locust",
         "-f",
-        str(LOCUSTFILE),
-        "--headless",
-        "--host",
-        url,
-        "--users",
-        users,
-        "--spawn-rate",
-        users,
-        "--only-summary",
-        "--routebench-plan",
-        str(tmp_path / "plan.json"),
-        *extra,
+        str(locustfile),
+        "--scenario",
+        str(tmp_path / "tiny.toml"),
+        "--rows-dir",
+        str(tmp_path / "rows"),
+        *arguments,
     ]
+
+
+def worker_of(port):
+    """A worker of the master at a port."""
+    return [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker", "--master-port", port]
 
 
 def plan_for(tmp_path, workload, **fields):

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.run import run_mode
+from harness.tests.arms import small
 from reports import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,6 +192,24 @@ def test_an_impatient_second_signal_loses_nothing(tmp_path, again):
     written = sum(p.read_bytes().count(b"\n") for p in out.glob("logs/*/locust-*.jsonl") if "events" not in p.name)
     assert len(read_run(out).requests) == written > 0
     assert ours(out) == []
+
+
+def test_a_load_generator_that_breaks_down_is_named_and_the_run_is_partial(tmp_path, monkeypatch):
+    broken = [sys.executable, "-c", "raise OSError('no place to meet')"]
+    monkeypatch.setattr("harness.live.locust_command", lambda *_: broken)
+    outcome = run_mode(small(fleet={"replicas": 1}), "live", tmp_path)
+    (lost,) = outcome.lost
+    assert lost.startswith("locust ended with exit code 1: OSError: no place to meet")
+    assert outcome.result.status == "partial"
+    assert outcome.result.health["verdict"] == "invalid"
+
+
+def test_a_load_process_without_a_last_word_is_a_lost_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.live.locust_command", lambda *_: [sys.executable, "-c", "print('bye')"])
+    outcome = run_mode(small(fleet={"replicas": 1}), "live", tmp_path)
+    (lost,) = outcome.lost
+    assert "1 of 1 load processes ended without their last word" in lost
+    assert outcome.result.status == "partial"
 
 
 def test_a_replica_that_dies_is_named_and_makes_the_run_invalid(tmp_path):

@@ -9,7 +9,8 @@ import pytest
 
 from harness import live_churn
 from harness.errors import ProcessLost
-from harness.fleet import ReplicaAddress, start_ingresses
+from harness.event_sources import ReplicaAddress
+from harness.fleet import start_ingresses
 from harness.live_churn import LiveChurn
 from harness.load_plan import LoadPlan
 from harness.processes import Children, get_json

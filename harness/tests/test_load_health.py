@@ -2,8 +2,7 @@
 
 import pytest
 
-from harness.drive import Drive, Stage
-from harness.load_health import little, load_notes, slowest_rate, stage_rates
+from harness.load_health import inside, little, load_notes
 from harness.sim import Simulation
 from harness.tests.arms import arm, small
 
@@ -21,34 +20,6 @@ def row(at, *, lag=0, took=100_000, status="ok", phase="steady"):
 
 
 OPEN = {"driver": "rate", "concurrency": None, "rate_per_s": 10.0, "ramp_s": 0.0}
-
-
-def test_a_plan_that_was_kept_was_sent_at_the_rate_that_was_asked():
-    rows = [row(k * 100_000) for k in range(50)]
-    ((name, rate, lag_ms),) = stage_rates(Drive(driver="rate", rate_per_s=10.0), rows)
-    assert (name, lag_ms) == ("the load", 0)
-    assert rate.share == 1
-    assert rate.asked_per_s == pytest.approx(10, rel=0.03)
-
-
-def test_sends_that_fall_behind_show_as_a_lower_rate():
-    """Asked for 10 a second, sent at 5: each is later than the one before by 100 ms."""
-    rows = [row(k * 100_000, lag=k * 100_000) for k in range(50)]
-    arms = [(arm(small(load=OPEN)), rows)]
-    assert slowest_rate(arms).share == pytest.approx(0.5)
-
-
-def test_the_slowest_stage_is_the_one_that_counts():
-    stages = (Stage(rate_per_s=10.0, duration_s=2.0), Stage(rate_per_s=50.0, duration_s=1.0))
-    rows = [row(k * 100_000) for k in range(20)] + [row(2_000_000 + k * 20_000, lag=k * 40_000) for k in range(50)]
-    drive = Drive(driver="rate", stages=stages)
-    found = stage_rates(drive, rows)
-    assert [rate.share for _, rate, _ in found] == [1, pytest.approx(1 / 3, abs=0.01)]
-    assert [lag_ms for _, _, lag_ms in found] == [0, 1_960]
-
-
-def test_a_closed_loop_has_no_rate_to_miss():
-    assert slowest_rate([(arm(small()), [row(0), row(5, lag=10**6)])]) is None
 
 
 def test_littles_law_is_exact_when_everything_is_measured():
@@ -92,3 +63,75 @@ def test_a_cap_that_was_never_reached_is_said():
 def test_resets_that_engines_refused_are_said():
     (note,) = load_notes(arm(small()), [], {"weight_syncs": {"done": 2, "refused": 1, "failed": 0}})
     assert "1 of 3 cache resets" in note
+
+
+def samples(counts, replicas=3):
+    """Half-second samples of three engines that share what they hold."""
+    return [
+        {
+            "t_us": at * 500_000 + 250_000,
+            "replica": f"r{k}",
+            "running": count // replicas + (k < count % replicas),
+            "waiting": 0,
+            "step_us_mean": 0.0,
+        }
+        for at, count in enumerate(counts)
+        for k in range(replicas)
+    ]
+
+
+def always(count, seconds=10):
+    """So many slots, each of which sends a request of a second after the other."""
+    return [row(second * 1_000_000, took=1_000_000) for second in range(seconds) for _ in range(count)]
+
+
+def test_the_loads_own_count_is_held_against_its_rows():
+    rows = always(4)
+    assert little(rows, held_us=40_000_000).share == 0
+    (note,) = load_notes(arm(small()), rows, {"held_us": 50_000_000})
+    assert "5.0 requests were in flight on average and rate times mean latency gives 4.0" in note
+    assert "1.0 of them waited in the load generator to be sent, or have no row" in note
+
+
+def test_what_the_engines_do_not_have_is_on_the_way():
+    (note,) = load_notes(arm(small()), always(20), {}, samples([14] * 20))
+    assert "20.0 requests were in flight on average and the engines had 14.0 of them running or waiting" in note
+
+
+def test_engines_that_have_more_work_for_others():
+    (note,) = load_notes(arm(small()), always(20), {}, samples([24] * 20))
+    assert "the engines had 24.0 running or waiting: somebody else uses them, too" in note
+
+
+def test_a_request_that_ends_while_the_next_is_on_its_way_is_no_reason():
+    assert load_notes(arm(small()), always(20), {}, samples([19, 20] * 10)) == []
+
+
+def test_an_engine_that_gave_no_sample_at_an_instant_says_nothing_of_it():
+    fleet = [
+        sample for sample in samples([20] * 20) if sample["t_us"] % 1_000_000 > 500_000 or sample["replica"] != "r0"
+    ]
+    seen = inside(arm(small()), always(20), fleet)
+    assert (seen.sent, seen.held) == ([20] * 10, [20] * 10)
+
+
+def test_a_cap_before_the_engines_is_named_with_where_it_lies():
+    """A client library that stops at 1,000 connections looks like an engine's plateau."""
+    scenario = small(load={"concurrency": 1500})
+    notes = load_notes(arm(scenario), always(1500), {}, samples([1000] * 20))
+    assert any("capped at 1000: 1500 requests in flight were asked for and sent" in note for note in notes)
+
+
+def test_short_requests_that_are_on_the_way_now_and_then_are_no_cap():
+    scenario = small(load={"concurrency": 40})
+    notes = load_notes(arm(scenario), always(40), {}, samples([24, 26, 28, 30, 38] * 4))
+    assert not any("capped" in note for note in notes)
+
+
+def test_in_virtual_time_the_kernels_count_and_the_engines_agree_with_the_rows():
+    run = Simulation(arm(small())).run()
+    found = little(run.requests, run.facts["held_us"])
+    assert found.share < 0.05
+    assert found.uncounted == 0
+    seen = inside(arm(small()), run.requests, run.fleet)
+    assert sum(seen.held) == pytest.approx(sum(seen.sent), rel=0.1)

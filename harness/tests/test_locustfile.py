@@ -15,7 +15,8 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from harness.tests.load_process import LOCUSTFILE, ROOT, SMALL, Result, drawn, run, started
+from harness.live import LOCUSTFILE, locust_command
+from harness.tests.load_process import ROOT, SMALL, TINY, Result, by_hand, drawn, run, started, worker_of
 from harness.tests.sse_server import honest, serve
 
 
@@ -27,6 +28,8 @@ def test_several_processes_share_the_sessions_and_send_nothing_twice(tmp_path):
     assert sorted(ids) == sorted(f"{s.session_id}-{t}" for s in drawn(workload) for t in range(2))
     result.assert_accounted()
     assert sorted(e["issued"] for e in result.ends) == [10, 12]
+    held_us = sum(r["end_us"] - r["sent_us"] for r in result.rows)
+    assert sum(e["held_us"] for e in result.ends) >= held_us - len(result.rows), "counted from before each is sent on"
     assert {e["rank"] for e in result.events if e["event"] == "start"} == {0, 1}
     assert re.search(r"Aggregated +22 +0\(", result.output)
 
@@ -46,21 +49,7 @@ def test_what_several_processes_cannot_do_is_refused(tmp_path, workload, users, 
 
 
 def test_a_plan_that_cannot_be_used_ends_the_process_with_one_line_and_code_2(tmp_path):
-    with started(
-        tmp_path,
-        [
-            sys.executable,
-            "-m",
-            "locust",
-            "-f",
-            str(LOCUSTFILE),
-            "--headless",
-            "--host",
-            "http://x",
-            "--routebench-plan",
-            str(tmp_path / "none.json"),
-        ],
-    ) as process:
+    with started(tmp_path, locust_command(tmp_path / "none.json", "http://x", 1)) as process:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "error: cannot read the load plan" in output
@@ -72,36 +61,6 @@ def test_the_module_prints_the_path_of_the_locustfile():
         [sys.executable, "-m", "harness.locustfile"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == str(LOCUSTFILE)
-
-
-TINY = """
-name = "tiny"
-routers = ["round-robin"]
-[workload]
-kind = "multi-turn"
-sessions = 5
-turns = 2
-output_tokens = 4
-[load]
-concurrency = 3
-"""
-
-
-def by_hand(tmp_path, *arguments, locustfile=LOCUSTFILE):
-    """Locust as a user starts it, with a scenario and without a plan."""
-    (tmp_path / "tiny.toml").write_text(TINY)
-    return [
-        sys.executable,
-        "-m",
-        "locust",
-        "-f",
-        str(locustfile),
-        "--scenario",
-        str(tmp_path / "tiny.toml"),
-        "--rows-dir",
-        str(tmp_path / "rows"),
-        *arguments,
-    ]
 
 
 def fleet(request):
@@ -136,6 +95,9 @@ def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(
         body = urllib.parse.urlencode(form).encode() if form else None
         return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", data=body, timeout=5).read()
 
+    def rows_of(start):
+        return tmp_path / "rows" / f"start-{start}" if start > 1 else tmp_path / "rows"
+
     def wait_for(done):
         limit = time.monotonic() + 30
         while time.monotonic() < limit:
@@ -148,6 +110,7 @@ def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    (tmp_path / "rules.toml").write_text("[bounds]\nerrors = ['count==0']\n")
     with (
         serve(fleet) as server,
         started(
@@ -158,7 +121,18 @@ def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(
         page = call("/").decode()
         assert all(
             f'"{argument}"' in page
-            for argument in ("scenario", "seed", "api", "rows_dir", "answers", "load", "replicas")
+            for argument in (
+                "scenario",
+                "seed",
+                "api",
+                "rows_dir",
+                "answers",
+                "load",
+                "replicas",
+                "gate",
+                "gate_baseline",
+                "gate_router",
+            )
         )
         assert '"num_users": 3' in page
         assert "routebench_plan" not in page
@@ -178,9 +152,13 @@ def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(
                 replicas="",
                 load="",
                 fail_share_max="",
+                gate=str(tmp_path / "rules.toml"),
+                gate_baseline="",
+                gate_router="",
             )
             wait_for(lambda start=start: len(completions()) == 10 * start)
             wait_for(lambda: b'"state": "stopped"' in call("/stats/requests").replace(b'":"', b'": "'))
+            wait_for(lambda start=start: (rows_of(start) / "gate.json").is_file())
         assert tab()["all requests"]["requests"] == "10"
         assert tab()["all requests"]["hits"] == "0.0 %"
         assert float(tab()["all requests"]["ttft"]) > 0
@@ -190,10 +168,12 @@ def test_the_web_ui_runs_the_sessions_once_a_start_and_each_start_on_fresh_text(
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=30)
     assert "start 2, so seed 43 for a cold cache" in output
+    assert output.count("routebench: gate exits 0") == 2
+    assert process.returncode == 0
     prompts = [request.body["prompt"][:40] for request in completions()]
     first, second = prompts[:10], prompts[10:]
     assert not [p for p in second if p in first]
-    for folder in (tmp_path / "rows", tmp_path / "rows" / "start-2"):
+    for folder in (rows_of(1), rows_of(2)):
         result = Result(folder, process.returncode, output)
         result.assert_accounted()
         assert [r["status"] for r in result.rows] == ["ok"] * 10
@@ -302,29 +282,37 @@ def test_the_exit_code_follows_the_share_of_failures_that_one_allows(tmp_path, s
 
 
 SHAPED = """
-from harness.locustfile import LoadUser, SlotStages
+from harness.locustfile import LoadUser, SlotStages, row_ended
 class Chat(LoadUser):
     host = "{url}"
+ended = []
 class Steps(SlotStages):
-    stages = ((1.2, 1), (1.2, 3))
+    stages = ((4, 1), (36, 3))
+    def get_run_time(self):
+        return len(ended)
+@row_ended.add_listener
+def count(row, environment, **_):
+    ended.append(row)
 """
+"""Its seconds are requests that have ended, so that no machine is too slow for a stage."""
 
 
 def test_a_shape_opens_slots_as_it_goes_and_ends_the_test(tmp_path):
-    """Answers take 300 ms: one slot for a second, then three; there are sessions for longer than that."""
+    """Answers take 300 ms. One slot until four have ended at least, since Locust looks once a second; then three, until
+    40 have. Of the 100 that there are some stay unsent, and some are under way."""
     with serve(lambda request: [300.0, *honest(request)]) as server:
         (tmp_path / "mine.py").write_text(SHAPED.format(url=server.url))
         arguments = by_hand(tmp_path, "--headless", "--only-summary", locustfile=tmp_path / "mine.py")
         (tmp_path / "tiny.toml").write_text(TINY.replace("sessions = 5", "sessions = 50"))
         with started(tmp_path, arguments) as process:
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=90)
     result = Result(tmp_path / "rows", process.returncode, output)
     result.assert_accounted()
     rows = sorted((r for r in result.rows if r["sent_us"] is not None), key=lambda r: r["sent_us"])
     flying = [sum(o["sent_us"] <= r["sent_us"] < o["end_us"] for o in rows) for r in rows]
-    first = rows[0]["sent_us"]
-    assert {n for n, r in zip(flying, rows, strict=True) if r["sent_us"] < first + 800_000} == {1}
+    assert set(flying[:4]) == {1}
     assert max(flying) == 3
+    assert 40 <= len(rows) < 100
     assert {r["status"] for r in rows} == {"ok", "cancelled"}
 
 
@@ -342,7 +330,7 @@ def test_a_master_and_its_workers_send_what_one_process_would(tmp_path):
             tmp_path, *common, "--master", "--master-bind-port", port, "--master-bind-host", "127.0.0.1",
             "--expect-workers", "2", "--users", "3",
         )  # fmt: skip
-        worker = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker", "--master-port", port]
+        worker = worker_of(port)
         with started(tmp_path, master) as lead, started(tmp_path, worker) as first, started(tmp_path, worker) as second:
             output, _ = lead.communicate(timeout=40)
             for process in (first, second):
