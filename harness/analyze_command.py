@@ -13,13 +13,15 @@ from rich.table import Table
 
 from harness.analyze_page import analysis_page
 from harness.errors import OutputError, UsageError
-from harness.scenario import DEFAULT_PRESET, apply_override, builtin_names, load_scenario
+from harness.overrides import apply_override
+from harness.scenario import DEFAULT_PRESET, builtin_names, load_scenario
 from mock_engine import Batch, MockEngineError, Preset, load_preset
 from reports import write_page
 from workloads import (
     WORKLOADS,
     Analysis,
     Streams,
+    Trace,
     TraceError,
     WorkloadsError,
     WorkloadTable,
@@ -60,6 +62,8 @@ def find_workload(what: str, *, trace_format: str | None = None, overrides: Sequ
         if (Path(what).is_file() and not what.endswith(".toml")) or (Path(what).is_dir() and not named):
             trace = {"kind": "trace", "path": what, "format": trace_format or "auto"}
             return Source(_workload_of(trace, overrides))
+        if what == Trace.kind and not any(each.startswith("path=") for each in overrides):
+            raise UsageError("a trace is named by its file, or the folder that holds its files: give that path instead")
         if what in WORKLOADS and what not in builtin_names():
             return Source(_workload_of({"kind": what}, overrides))
         if Path(what).suffix in TRACE_SUFFIXES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.table import Table
+from rich.text import Text
 
 from harness.errors import UsageError
 from reports import ReportError, console, list_baselines, read_figures, save_baseline, terminal_table
@@ -38,7 +39,7 @@ def list_command(folder: Path) -> int:
     for name, run in found.items():
         repeats = len({each["repeat"] for each in run.repeats})
         facts = (run.name, run.mode, str(run.seed), str(repeats), str(run.health.get("verdict")))
-        table.add_row(name, *facts, ", ".join(run.routers))
+        table.add_row(*map(Text, (name, *facts, ", ".join(run.routers))))
     console().print(table)
     return 0
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mock_engine.fit import Estimate
 
 WORST_SHOWN = 12
+POOR_MEAN_PCT, POOR_WORST_PCT = 20.0, 40.0
+"""Beyond these a fit is called poor: of the presets that ship, which are fitted alike, most lie well below."""
 FORMS = (
     "MEASUREMENTS.csv holds single steps or served points; its header says which. Lines that start with # and a column "
     "named note are skipped.",
@@ -93,9 +95,10 @@ def calibrate(
             "--weights-gib), or --base PRESET"
         )
     say, progress = Console(highlight=False), Console(stderr=True, highlight=False)
+    fitting = progress.status("fitting ...")
 
     def tell(number: int, error: float) -> None:
-        progress.print(f"  round {number}: rms error {error * 100:.1f} %", style="dim")
+        fitting.update(f"fitting: round {number}, rms error {error * 100:.1f} %")
 
     try:
         target = Target(
@@ -108,11 +111,14 @@ def calibrate(
             top_k=top_k,
             request_fixed_us=None if request_ms is None else round(request_ms * 1000),
         )
-        done = fit(measurements, target, tell)
+        with fitting:
+            done = fit(measurements, target, tell)
     except MockEngineError as error:
         raise UsageError(str(error)) from error
-    _write(out, done, measurements)
+    _write(out, done, measurements, base)
     _print(say, done, show_all)
+    for line in doubts(done, base):
+        say.print(f"! {line}", style="yellow", markup=False)
     say.print(
         f"\nwrote {out}; use it with: routebench run SCENARIO --set engine.preset={out}, or "
         f"python -m mock_engine --mock-preset {out}",
@@ -151,12 +157,14 @@ def _blocks(
     )
 
 
-def _write(out: Path, done: Calibration, measurements: Path) -> None:
+def _write(out: Path, done: Calibration, measurements: Path, base: str | None) -> None:
     from mock_engine.presets import preset_toml
 
     text = (
         f"# Fitted by `routebench calibrate` to {len(done.residuals)} values of {done.kind} in {measurements.name}.\n"
-        f"# {_summary(done.residuals)}\n\n{preset_toml(done.preset)}"
+        f"# {_summary(done.residuals)}\n"
+        + "".join(f"# ! {line}\n" for line in doubts(done, base))
+        + f"\n{preset_toml(done.preset)}"
     )
     try:
         out.write_text(text, encoding="utf-8")
@@ -164,13 +172,46 @@ def _write(out: Path, done: Calibration, measurements: Path) -> None:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
 
 
+def doubts(done: Calibration, base: str | None) -> list[str]:
+    """Why the preset should not be relied on; none for a good fit."""
+    means = {what: (sum(errors) / len(errors), max(errors)) for what, errors in _errors(done.residuals).items()}
+    poor = [
+        f"{what} is off by {mean:.0f} % on average and {worst:.0f} % at worst"
+        for what, (mean, worst) in means.items()
+        if mean > POOR_MEAN_PCT or worst > POOR_WORST_PCT
+    ]
+    lines = []
+    if poor:
+        lines.append(
+            f"a poor fit: {', '.join(poor)}, where most presets stay below {POOR_MEAN_PCT:.0f} and "
+            f"{POOR_WORST_PCT:.0f} %: look among the largest residuals for points beyond saturation or of another "
+            "set-up, and drop those or measure again"
+        )
+    unsure = [
+        name
+        for name, estimate in done.estimates.items()
+        if estimate.standard_error is not None and estimate.standard_error >= abs(estimate.value)
+    ]
+    if unsure:
+        mend = "measure where they matter" + ("" if base else ", or give --base PRESET to stay near its values")
+        lines.append(f"not known from these measurements (as uncertain as large): {', '.join(unsure)}; {mend}")
+    return lines
+
+
+def _errors(residuals: Sequence[Residual]) -> dict[str, list[float]]:
+    """Absolute errors in percent of each kind of value."""
+    found: dict[str, list[float]] = {}
+    for residual in residuals:
+        found.setdefault(residual.what, []).append(abs(residual.error_pct))
+    return found
+
+
 def _summary(residuals: Sequence[Residual]) -> str:
     """Mean and worst error of each kind of value."""
-    parts = []
-    for what in dict.fromkeys(residual.what for residual in residuals):
-        errors = [abs(residual.error_pct) for residual in residuals if residual.what == what]
-        parts.append(f"{what}: mean error {sum(errors) / len(errors):.1f} %, worst {max(errors):.1f} %")
-    return "; ".join(parts)
+    return "; ".join(
+        f"{what}: mean error {sum(errors) / len(errors):.1f} %, worst {max(errors):.1f} %"
+        for what, errors in _errors(residuals).items()
+    )
 
 
 def _print(say: Console, done: Calibration, show_all: bool) -> None:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 
 from rich.console import Console
 
 from harness.census import census
-from harness.estimate import Estimate, estimate
+from harness.errors import UsageError
+from harness.estimate import Estimate, Trial, estimate
+from harness.mode_check import refusals
 from harness.scenario import Scenario
+from routers.deciding import PolicyWatch
 
 TOKENS_PER_S_PER_CORE = 400
 """Streamed tokens that a core carries with replicas, router and reader on it; above it a live run is likely to measure
 its machine, which `routebench doctor` finds out."""
 CHURN_SHOWN = 8
+MODES = ("sim", "live")
+NONE_REFUSED: Mapping[str, str] = {}
 
 
 def check_command(scenario: Scenario) -> int:
     """Prints the counts and the estimates; the scenario is checked already."""
+    refused = refusals(scenario)
+    if len(refused) == len(MODES):
+        raise UsageError(
+            f"{scenario.name}: no mode can run it: " + "; ".join(f"{mode}: {refused[mode]}" for mode in MODES)
+        )
     counted = census(scenario, scenario.seed)
     room = (scenario.engine.num_gpu_blocks - 1) * scenario.engine.block_size * len(scenario.fleet.names)
     arms = len(scenario.routers) * scenario.repeats
@@ -32,10 +44,12 @@ def check_command(scenario: Scenario) -> int:
         f"tokens, {counted.output_tokens:,} output tokens, longest context {counted.longest_context:,}"
     )
     say.print(f"  {scenario.load.describe()}; the fleet's caches hold {room:,} tokens")
-    for line in [*_setups(scenario), *_churn_lines(scenario)]:
+    for line in [*_setups(scenario), *_churn_lines(scenario), *_fault_lines(scenario), *_tenant_lines(scenario)]:
         say.print(f"  {line}")
     cores = os.cpu_count() or 1
-    for line in estimate_lines(estimate(scenario, counted, cores), cores, scenario.name):
+    with PolicyWatch(lambda said: print(f"! a router: {said}", file=sys.stderr, flush=True)):
+        found = estimate(scenario, counted, cores)
+    for line in [*estimate_lines(found, cores, scenario.name, refused), *_never(scenario, found.trials)]:
         say.print(f"  {line}")
     return 0
 
@@ -57,8 +71,39 @@ def _churn_lines(scenario: Scenario) -> list[str]:
     return [f"replicas come and go: {', '.join(shown)}" + (f" and {more} more" if more else "")]
 
 
-def estimate_lines(found: Estimate, cores: int, name: str) -> list[str]:
-    """Load, then time and memory of each mode."""
+def _fault_lines(scenario: Scenario) -> list[str]:
+    """What goes wrong on purpose, and where."""
+    lines = []
+    if engine := scenario.faults.engine.active():
+        who = ", ".join(scenario.faults.replicas) or "every replica"
+        lines.append(f"faults of {who}: " + ", ".join(f"{name} = {value}" for name, value in engine.items()))
+    by_fault: dict[str, list[str]] = {}
+    for entry in scenario.routers:
+        if not entry.foreign and (faults := scenario.router_faults(entry).names()):
+            by_fault.setdefault(", ".join(faults), []).append(entry.name)
+    return lines + [f"faults of {', '.join(names)}: {faults}" for faults, names in by_fault.items()]
+
+
+def _tenant_lines(scenario: Scenario) -> list[str]:
+    tenants = scenario.workload.get("tenants", 1)
+    return [f"{tenants} tenants, none of which shares a block with another"] if tenants != 1 else []
+
+
+def _never(scenario: Scenario, trials: tuple[Trial, ...]) -> list[str]:
+    """What is due after the last request of an arm has ended, by the trials: it will not be done."""
+    shortest = min(trials, key=lambda trial: trial.model_s)
+    late = [event for event in scenario.churn if event.at_us > shortest.model_s * 1e6]
+    if not late:
+        return []
+    more = f" and {len(late) - 1} more" if len(late) > 1 else ""
+    return [
+        f"! {late[0].describe()}{more}: not reached, an arm of {shortest.router} ends at about "
+        f"{shortest.model_s:.1f} s; let it happen earlier, or give the arm more to do"
+    ]
+
+
+def estimate_lines(found: Estimate, cores: int, name: str, refused: Mapping[str, str] = NONE_REFUSED) -> list[str]:
+    """Load, then time and memory of each mode, or why it is `refused`."""
     busiest = max(found.trials, key=lambda trial: trial.tokens_per_s)
     lines = [
         f"load, by a trial in virtual time: {_span([trial.in_flight for trial in found.trials])} requests in flight "
@@ -70,15 +115,24 @@ def estimate_lines(found: Estimate, cores: int, name: str) -> list[str]:
             if any(t.share < 1 for t in found.trials)
             else ""
         ),
-        f"--mode sim: about {seconds(found.sim_s)} and {mib(found.sim_mib)}; --mode live: about "
-        f"{seconds(found.live_s)} and {mib(found.live_mib)} in {found.processes} processes",
+        *_mode_lines(found, refused),
     ]
-    if busiest.tokens_per_s > TOKENS_PER_S_PER_CORE * cores:
+    if busiest.tokens_per_s > TOKENS_PER_S_PER_CORE * cores and "live" not in refused:
         lines.append(
             f"! {busiest.tokens_per_s:,.0f} tokens/s is likely more than {cores} cores stream live: use --mode sim, or "
             f"ask `routebench doctor {name}`"
         )
     return lines
+
+
+def _mode_lines(found: Estimate, refused: Mapping[str, str]) -> list[str]:
+    """One line where both can."""
+    costs = {
+        "sim": f"about {seconds(found.sim_s)} and {mib(found.sim_mib)}",
+        "live": f"about {seconds(found.live_s)} and {mib(found.live_mib)} in {found.processes} processes",
+    }
+    said = [f"--mode {mode}: {costs[mode]}" for mode in MODES if mode not in refused]
+    return ["; ".join(said)] * bool(said) + [f"--mode {mode} refuses it: {why}" for mode, why in refused.items()]
 
 
 def _span(values: list[float], decimals: int = 0) -> str:

@@ -155,8 +155,23 @@ def scenarios(
         typer.Option("--copy", metavar="NAME", help="Write a built-in scenario to a file of yours, to edit."),
     ] = None,
     to: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Where --copy writes.")] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(
+            "--keys",
+            metavar="TABLE",
+            help="Explain the keys of a table: load, routers, router, churn, faults, ..., a workload kind, or dist.",
+        ),
+    ] = None,
 ) -> None:
-    """List the built-in scenarios, a line each."""
+    """List the built-in scenarios, a line each; or copy one, or explain what may stand in one."""
+    if keys:
+        from harness.keys import keys_text
+
+        if copy or to is not None:
+            raise UsageError("--keys explains and --copy writes: ask for one of them")
+        typer.echo(keys_text(keys, min(Console().width, 100)))
+        return
     if copy:
         text, _ = scenario_text(copy)
         target = to or Path(f"{copy}.toml")

@@ -8,7 +8,6 @@ for (told by a trial in virtual time) fits.
 from __future__ import annotations
 
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Sequence
@@ -27,14 +26,11 @@ from harness.errors import ProcessLost, UsageError
 from harness.estimate import STAND_IN, Trial, estimate
 from harness.faults import FaultTable
 from harness.live import run_live_arm
-from harness.load_health import stage_rates
 from harness.progress import reporter
-from harness.router_entry import RouterEntry
 from harness.run import EXIT_INTERRUPTED, EXIT_INVALID, EXIT_OK
 from harness.scenario import Scenario, check_scenario, load_scenario
 from harness.signals import Interruption
-from reports import HealthFacts, fleet_frame, health, requests_frame
-from routers import Signal
+from reports import fleet_frame, health, requests_frame, stages_of
 
 USUAL = "quickstart"
 """The scenario whose fleet and requests stand for a user's when none is named."""
@@ -55,6 +51,19 @@ FAILED_STEPS = 2
 SESSION_SLACK = 32
 QUESTION_TOKENS = 16
 """What is new in a prompt: the rest is cached, so that the machine is full before the engines are."""
+COLUMNS = (
+    "tokens/s\nasked",
+    "tokens/s\ncame",
+    "streams",
+    "requests/s",
+    "requests\nlate ms",
+    "tokens\nlate ms",
+    "health",
+)
+LEGEND = (
+    "streams: requests in flight, the mean; requests late: sent so long after they were due; tokens late: left a "
+    "replica so long after its model said (p99 of each). Late is this machine's doing, no router's."
+)
 HEARING = "dynamo-kv"
 """Stands for all routers that hear events and hash prompts, which costs this machine the most; it spreads load evenly
 also where a scenario's own would not."""
@@ -119,7 +128,12 @@ def doctor_command(name: str | None, overrides: Sequence[str], *, as_json: bool,
         arm = Arm(climb, climb.routers[0], 0)
         progress.arm(1, 1, "doctor", census(climb, climb.seed).requests)
         rows = run_live_arm(
-            arm, Path(folder), interruption=interruption, on_phase=progress.phase, on_done=progress.done
+            arm,
+            Path(folder),
+            interruption=interruption,
+            on_phase=progress.phase,
+            on_done=progress.done,
+            on_warn=progress.warn,
         )
         if interruption.asked:
             return EXIT_INTERRUPTED
@@ -148,11 +162,12 @@ def climb_of(scenario: Scenario, asked_tokens_per_s: float = 0.0) -> Scenario:
     stages = [{"rate_per_s": rates[0], "duration_s": SETTLE_S}]
     stages += [{"rate_per_s": rate, "duration_s": STEP_S} for rate in rates]
     sessions = round(sum(stage["rate_per_s"] * stage["duration_s"] for stage in stages)) + SESSION_SLACK
+    hears = any(entry.hears_events(scenario.engine.block_size) for entry in scenario.routers)
     table = {
         **msgspec.structs.replace(scenario, faults=FaultTable(), expect=()).resolved(),
         "name": "doctor",
         "repeats": 1,
-        "routers": [HEARING if any(_hears(entry, scenario) for entry in scenario.routers) else STAND_IN],
+        "routers": [HEARING if hears else STAND_IN],
         "workload": {
             "kind": "shared-prefix",
             "num_groups": 1,
@@ -171,10 +186,6 @@ def climb_of(scenario: Scenario, asked_tokens_per_s: float = 0.0) -> Scenario:
     }
     table.pop("churn", None)
     return check_scenario(table, "doctor")
-
-
-def _hears(entry: RouterEntry, scenario: Scenario) -> bool:
-    return not entry.foreign and Signal.KV_EVENTS in entry.build(random.Random(0), scenario.engine.block_size).needs
 
 
 def diagnose(arm: Arm, rows: ArmRows, asked: Trial | None) -> Diagnosis:
@@ -196,16 +207,8 @@ def _step(arm: Arm, rows: ArmRows, rate: float, start_us: int, end_us: int) -> S
 
     sent = list(filter(inside("scheduled_us"), rows.requests))
     samples = list(filter(inside("t_us"), rows.fleet))
-    plain = msgspec.structs.replace(arm.scenario.load, stages=(), rate_per_s=rate)
-    rates = [found for _, found, _ in stage_rates(plain, sent)]
-    judged = health(
-        requests_frame(sent),
-        fleet_frame(samples),
-        HealthFacts(
-            asked_per_s=rates[0].asked_per_s if rates else None,
-            achieved_per_s=rates[0].achieved_per_s if rates else None,
-        ),
-    )
+    requests = requests_frame(sent)
+    judged = health(requests, fleet_frame(samples), stages=stages_of(requests, {"load": {"driver": "rate"}}))
     lags = sorted(row["sent_us"] - row["scheduled_us"] for row in sent if row.get("sent_us") is not None)
     late = sorted(s["late_us_p99"] for s in samples if s["late_us_p99"] is not None)
     seconds = (end_us - start_us) / 1e6
@@ -267,13 +270,14 @@ def _show(found: Diagnosis, scenario: Scenario, climb: Scenario, *, named: bool)
         f"{climb.workload['output_len']:,} output tokens"
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("tokens/s", "came", "streams", "requests/s", "sent late", "tokens late", "health"):
-        table.add_column(column, justify="left" if column == "health" else "right")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == "health" else "right", vertical="bottom")
     for step in found.steps:
         late = [_ms(step.lag_ms_p99), _ms(step.late_ms_p99)]
         figures = [step.tokens_per_s_asked, step.tokens_per_s, step.streams]
         table.add_row(*(f"{f:,.0f}" for f in figures), f"{step.requests_per_s:.1f}", *late, step.verdict)
     say.print(table)
+    say.print(LEGEND, style="dim")
     for line in verdict_lines(found, scenario, named=named):
         say.print(line)
 

@@ -166,6 +166,11 @@ ALIASES = {"request_rate": "rate_per_s", "max_concurrency": "concurrency"}
 """Names that `vllm bench serve` gives to keys of ours."""
 
 
+OF_SLOTS = ("driver", "concurrency", "ramp_s")
+"""Keys of a `[load]` that ask for slots; where none is given, sessions with instants of their own start at those."""
+BY_INSTANTS = {"driver": "rate", "arrival": "trace"}
+
+
 def unaliased(table: Mapping[str, Any]) -> dict[str, Any]:
     """A `[load]` table under our names. Raises ValueError when one number is given under two names."""
     renamed: dict[str, Any] = {}
@@ -188,6 +193,9 @@ class Load(Drive, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request without an end after this long is counted as failed, of class `timeout`."""
     model: str = "mock-model"
     """`model` of every request; our replicas serve this name."""
+    overlong: Literal["refuse", "send"] = "refuse"
+    """A session that outgrows `engine.max_model_len`. refuse: it is a slip of the pen and nothing is run. send: it is
+    meant, and the engine answers its first request that is too long with HTTP 400, which ends the session."""
     processes: int = 1
     """Load generator processes of a live run; each sends its share of the sessions."""
 

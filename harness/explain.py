@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -61,21 +63,27 @@ def explain_router(name: str) -> RenderableType:
     # Most options of a policy have one source; it is named once, and others where they are.
     usual = Counter(option.source for option in found.options).most_common(1)[0][0]
     table.add_row("options", usual)
-    options = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("option", "default", "what it does"):
-        options.add_column(column, overflow="fold", no_wrap=column == "option")
+    parts: list[RenderableType] = [Text(name, style="bold"), table]
     for option in found.options:
         source = f" [{option.source}]" if option.source not in ("", usual) else ""
-        options.add_row(option.name, Text(_written(option.default)), Text(option.about + source))
-    parts: list[RenderableType] = [Text(name, style="bold"), table, options]
+        parts.append(_Item(f"{option.name} = {_written(option.default)}", option.about + source))
     if found.refused:
-        refused = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        refused.add_column("not built", no_wrap=True)
-        refused.add_column("because", overflow="fold")
+        parts.append(Text("not built, each with the reason"))
         for option_name, why in found.refused.items():
-            refused.add_row(option_name, why)
-        parts.append(refused)
+            parts.append(_Item(option_name, why))
     return Group(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A name and what it means, as one paragraph: beside long names an 80-column terminal has no second column."""
+
+    name: str
+    about: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = f"{self.name}: {self.about}"
+        yield Text(textwrap.fill(whole, options.max_width, subsequent_indent="    ", break_on_hyphens=False))
 
 
 def _written(value: Any) -> str:

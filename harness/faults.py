@@ -53,9 +53,7 @@ class FaultTable(msgspec.Struct, frozen=True, kw_only=True):
 def read_faults(table: Mapping[str, Any], replicas: Sequence[str]) -> FaultTable:
     """A `[faults]` table. Raises UsageError that names the key and the mend."""
     given = dict(table)
-    only = given.pop("replicas", [])
-    if not isinstance(only, list) or not set(map(str, only)) <= set(replicas):
-        raise UsageError(f"faults.replicas = {only!r}: give a list of names out of {', '.join(replicas)}")
+    only = _only(given.pop("replicas"), replicas) if "replicas" in given else ()
     engine = {key: value for key, value in given.items() if not key.startswith(ROUTER_PREFIX)}
     router = {key.removeprefix(ROUTER_PREFIX): value for key, value in given.items() if key not in engine}
     known = [*Faults.__struct_fields__, *(f"{ROUTER_PREFIX}{name}" for name in RouterFaults.__struct_fields__)]
@@ -63,11 +61,21 @@ def read_faults(table: Mapping[str, Any], replicas: Sequence[str]) -> FaultTable
         if key not in known:
             raise UsageError(f"unknown key {key!r} in faults: {choose_from(key, [*known, 'replicas'])}")
     try:
-        return FaultTable(
-            engine=Faults().changed(engine), router=msgspec.convert(router, RouterFaults), replicas=tuple(only)
-        )
+        return FaultTable(engine=Faults().changed(engine), router=msgspec.convert(router, RouterFaults), replicas=only)
     except (MockEngineError, RoutersError, msgspec.ValidationError) as error:
         raise UsageError(f"faults: {error}") from error
+
+
+def _only(given: Any, replicas: Sequence[str]) -> tuple[str, ...]:
+    """The replicas that faults are limited to. Raises UsageError."""
+    if not isinstance(given, list) or not set(map(str, given)) <= set(replicas):
+        raise UsageError(f"faults.replicas = {given!r}: give a list of names out of {', '.join(replicas)}")
+    if not given:
+        raise UsageError("faults.replicas = [] leaves nobody to have the faults: name some, or leave it out for all")
+    twice = [name for name in dict.fromkeys(given) if given.count(name) > 1]
+    if twice:
+        raise UsageError(f"faults.replicas names {twice[0]!r} twice: once is enough")
+    return tuple(given)
 
 
 class EventTrouble:

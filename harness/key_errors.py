@@ -7,7 +7,8 @@ of lists are told as they stand, and looked up as one place.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -15,6 +16,8 @@ from harness.errors import choose_from
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.+?)`(?: - at `\$(?P<path>.*)`)?$")
 _WRONG = re.compile(r"(?P<before>.*?)Expected `(?P<wanted>.+?)`, got `(?P<found>.+?)`(?: - at `\$(?P<path>.*)`)?$")
+_CHOICE = re.compile(r"Invalid enum value (?P<found>.+?)(?: - at `\$(?P<path>.*)`)?$")
+_MISSING = re.compile(r"Object missing required field `(?P<key>.+?)`(?: - at `\$(?P<path>.*)`)?$")
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -37,11 +40,22 @@ def explain(message: str, places: Mapping[str, type[msgspec.Struct]]) -> str:
     if wrong:
         where = f"{wrong['path'].strip('.')} is" if wrong["path"] else "it is"
         return f"{wrong['before']}{where} {_words(wrong['found'])} where {_words(wrong['wanted'])} is wanted"
+    if choice := _CHOICE.match(message):
+        found = choice["found"].strip("'")
+        choices = _choices(choice["path"] or "", places)
+        if choices:
+            return f"{(choice['path'] or '').strip('.')} = {found!r}: {choose_from(found, choices)}"
+    if missing := _MISSING.match(message):
+        path = (missing["path"] or "").strip(".")
+        choices = _choices(f"{path}.{missing['key']}", places)
+        return f"{path or 'the top level'} has no {missing['key']!r}: " + (
+            f"add {missing['key']} = one of {', '.join(choices)}" if choices else "add it"
+        )
     return message.replace(" - at `$.", " (key ").replace("`", "") + (")" if " - at `$." in message else "")
 
 
 def _mend(key: str, path: str, places: Mapping[str, type[msgspec.Struct]]) -> str:
-    struct = places.get(re.sub(r"\[\d+\]", "[...]", path))
+    struct = places.get(_any_index(path))
     if struct is None:
         return "remove it"
     homes = [f"{place.strip('.')}.{key}" for place, kind in places.items() if key in kind.__struct_encode_fields__]
@@ -49,6 +63,29 @@ def _mend(key: str, path: str, places: Mapping[str, type[msgspec.Struct]]) -> st
     if homes:
         return f"it belongs elsewhere, write {' or '.join(homes)}"
     return choose_from(key, struct.__struct_encode_fields__)
+
+
+def _choices(path: str, places: Mapping[str, type[msgspec.Struct]]) -> list[str]:
+    """The words that may stand at a path; none where it is not known, or takes more than words."""
+    place, _, key = _any_index(path).rpartition(".")
+    struct = places.get(place)
+    if struct is None or key not in struct.__struct_fields__:
+        return []
+    return sorted(word for word in _words_of(get_type_hints(struct)[key]) if isinstance(word, str))
+
+
+def _words_of(kind: Any) -> Iterator[Any]:
+    """Every value that a type lists."""
+    for part in get_args(kind):
+        if get_args(part):
+            yield from _words_of(part)
+        elif not isinstance(part, type):
+            yield part
+
+
+def _any_index(path: str) -> str:
+    """A path as places are named: from its first dot, one place for all entries of a list."""
+    return re.sub(r"\[\d+\]", "[...]", f".{path.lstrip('.')}" if path else "")
 
 
 def _words(kinds: str) -> str:

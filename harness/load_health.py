@@ -140,8 +140,8 @@ def _little_note(arm: Arm, rows: Sequence[Row], facts: dict[str, Any]) -> list[s
     }
     what = max(parts, key=lambda part: parts[part])
     return [
-        f"{arm.label}: {found.in_flight:.1f} requests were in flight on average and rate times mean latency gives "
-        f"{found.expected:.1f}: {parts[what]:.1f} of them {what}"
+        f"{arm.label}: {found.in_flight:.1f} requests were in flight on average, and those that succeeded account for "
+        f"{found.expected:.1f} (their rate times their mean latency, Little's law): {parts[what]:.1f} of them {what}"
     ]
 
 

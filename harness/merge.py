@@ -134,6 +134,9 @@ def merge_rows(arm: Arm, folder: Path, facts: dict[str, Any]) -> ArmRows:
     facts["churn"] = [_rebased(line, start) for line in facts.get("churn", ())]
     syncs = [event for event in facts["load_events"] if event.get("event") == "weight_sync"]
     facts["weight_syncs"] = {result: sum(e[result] for e in syncs) for result in ("done", "refused", "failed")}
+    starts, ends = ([e for e in facts["load_events"] if e.get("event") == which] for which in ("start", "end"))
+    whole = len(starts) == len(ends) > 0
+    facts["held_us"] = sum(end["held_us"] for end in ends) if whole else None
     facts["answers_wrong"] = sum(1 for line in load if line.get("answer_ok") is False)
     facts["answers_checked"] = sum(1 for line in load if line.get("answer_ok") is not None)
     return ArmRows(rows, samples, routers, *ceiling_of(arm, rows), facts)

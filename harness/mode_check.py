@@ -16,6 +16,17 @@ LIVE_SLOTS_MAX = 25_000
 """About as many connections as one address has ports for, and a gigabyte of sessions in the load process."""
 
 
+def refusals(scenario: Scenario) -> dict[str, str]:
+    """Why a mode cannot run it, for each that cannot."""
+    found = {}
+    for mode, require in (("sim", require_simulable), ("live", require_live)):
+        try:
+            require(scenario)
+        except UsageError as error:
+            found[mode] = str(error)
+    return found
+
+
 def require_simulable(scenario: Scenario) -> None:
     """Raises UsageError for a scenario that names processes outside ours."""
     if scenario.fleet.urls:
@@ -29,11 +40,6 @@ def require_simulable(scenario: Scenario) -> None:
             raise UsageError(
                 f"router {entry.name!r} is a process of its own, which virtual time cannot contain: "
                 "leave it out, or use --mode live"
-            )
-        if scenario.router_faults(entry).breaker_on_client_errors is not None:
-            raise UsageError(
-                f"router {entry.name!r}: breaker_on_client_errors counts answers of HTTP, which virtual time has none "
-                "of: use --mode live"
             )
 
 

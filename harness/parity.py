@@ -21,8 +21,9 @@ from urllib.request import Request, urlopen
 import msgspec
 
 from harness.arm import ROUTER_SEED_STREAM, Arm
+from harness.event_sources import ReplicaAddress
 from harness.faults import FaultTable
-from harness.fleet import ReplicaAddress, clear_caches, start_replicas, start_router
+from harness.fleet import clear_caches, start_replicas, start_router
 from harness.json_lines import read_json_lines
 from harness.load_plan import PATHS
 from harness.processes import Children, get_json
@@ -278,7 +279,10 @@ def mismatch(state: Mapping[str, Any], scenario: Scenario, last: Probe) -> str:
     if sum(_events(state, "undecodable").values()):
         return "event format: the router cannot read the engines' events: look at events in its /router/state"
     if not _streams(state) and Signal.KV_EVENTS in state.get("needs", ()):
-        return "events: the router knows no address of them (engines of fleet.urls tell none), so it never hears any"
+        return (
+            "events: the router knows no address of them (the engines tell none on GET /kv_event_sources), so it never "
+            "hears any"
+        )
     if _streams(state) and not sum(_events(state, "batches").values()):
         return "events: none reached the router: check the engines' kv-events-config and the events= address"
     if poll.get("failed") or poll.get("absent"):

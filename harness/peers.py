@@ -2,9 +2,9 @@
 
 A preset is a command template and a few facts; nothing here starts a process. Whoever does calls `peer_command` and
 waits until `preset.ready_path` answers with a body that `all_healthy` accepts. A template's words may hold `{port}`,
-`{worker_urls}`, `{kv_event_endpoints}` and the other names of `PLACEHOLDERS`; a word that is one of the two lists
-becomes several arguments. The odd thing: a scenario's own arguments come last, because each of these programs lets
-the last win.
+`{worker_urls}`, `{kv_event_endpoints}` and the other names of `PLACEHOLDERS`. One word becomes one argument, lists with
+commas, but for the names that end with `_each`. The odd thing: a scenario's own arguments come last, because each of
+these programs lets the last win.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ PLACEHOLDERS = {
     "host": "address to listen on",
     "port": "port to listen on",
     "metrics_port": "a second free port, for routers that must publish their own metrics somewhere",
-    "worker_urls": "URL of every replica; as a word of its own, one argument each",
-    "kv_event_endpoints": "ZeroMQ address of every replica's KV events; as a word of its own, one argument each",
+    "worker_urls": "URLs of all replicas, with commas between them",
+    "worker_urls_each": "the same, one argument each; a word of its own",
+    "kv_event_endpoints": "ZeroMQ addresses of all replicas' KV events, with commas between them",
+    "kv_event_endpoints_each": "the same, one argument each; a word of its own",
     "block_size": "the engines' KV block size in tokens",
     "model": "the model name that the replicas serve",
     "python": "the interpreter that runs us",
 }
 LOOPBACK = "127.0.0.1"
-_LISTS = ("worker_urls", "kv_event_endpoints")
+_EACH = "_each"
 _WORD = re.compile(r"\{([a-z_]+)\}")
 
 Template = tuple[str, ...]
@@ -110,7 +112,7 @@ PEERS: dict[str, PeerPreset] = {
         command=(
             *("{python}", "-P", "-m", "vllm_router.launch_router", "--host", "{host}", "--port", "{port}"),
             *("--prometheus-host", "{host}", "--prometheus-port", "{metrics_port}", "--log-level", "warning"),
-            *("--worker-urls", "{worker_urls}"),
+            *("--worker-urls", "{worker_urls_each}"),
         ),
         policy_flag="--policy",
         policies=(
@@ -136,7 +138,7 @@ PEERS: dict[str, PeerPreset] = {
         command=(
             *("{python}", "-P", "-m", "sglang_router.launch_router", "--host", "{host}", "--port", "{port}"),
             *("--prometheus-host", "{host}", "--prometheus-port", "{metrics_port}", "--log-level", "warn"),
-            *("--worker-urls", "{worker_urls}"),
+            *("--worker-urls", "{worker_urls_each}"),
         ),
         policy_flag="--policy",
         policies=("cache_aware", "manual", "power_of_two", "random", "round_robin"),
@@ -210,7 +212,7 @@ def peer_command(
         if deaf:
             raise UsageError(
                 f"router {name}:{policy} routes by KV events and {', '.join(deaf)} publishes none: "
-                "use replicas of ours, or another policy"
+                "use replicas of ours or engines that name their events on GET /kv_event_sources, or another policy"
             )
         words += preset.event_args
         template_each.append(preset.event_args_each_replica)
@@ -233,7 +235,7 @@ def peer_command(
 
 
 def expand_command(template: Sequence[str], replicas: Sequence[Replica], values: Mapping[str, str]) -> list[str]:
-    """Fills a template, a preset's or a user's own. A list inside a longer word is joined by commas.
+    """Fills a template, a preset's or a user's own.
 
     Raises UsageError for a name in braces that is none; other braces, as in JSON, are left alone.
     """
@@ -244,15 +246,22 @@ def expand_command(template: Sequence[str], replicas: Sequence[Replica], values:
     known = {"python": sys.executable, **values, **{key: ",".join(items) for key, items in lists.items()}}
 
     def fill(match: re.Match[str]) -> str:
-        if match[1] not in known:
-            raise UsageError(f"{match[0]} in a router's command stands for nothing: {choose_from(match[1], known)}")
-        return known[match[1]]
+        name = match[1].removesuffix(_EACH)
+        if name in lists and name != match[1]:
+            raise UsageError(
+                f"{match[0]} in a router's command becomes several arguments, so it is a word of its own: write "
+                f"{{{name}}} for one word with commas"
+            )
+        if match[1] in known:
+            return known[match[1]]
+        names = {*known, *(f"{key}{_EACH}" for key in lists)}
+        raise UsageError(f"{match[0]} in a router's command stands for nothing: {choose_from(match[1], names)}")
 
     command: list[str] = []
     for word in template:
         whole = _WORD.fullmatch(word)
-        if whole and whole[1] in _LISTS:
-            command += lists[whole[1]]
+        if whole and whole[1].endswith(_EACH) and whole[1].removesuffix(_EACH) in lists:
+            command += lists[whole[1].removesuffix(_EACH)]
         else:
             command.append(_WORD.sub(fill, word))
     return command

@@ -73,6 +73,8 @@ class Extent:
     sessions: int
     waiting_for_slots: int
     """Those that no instant of their own starts."""
+    timed: int
+    """Those that start at one."""
     longest_tokens: int
     """Of a prompt with its answer."""
     shortest_us: int
@@ -81,17 +83,29 @@ class Extent:
 
 def extent_of(plan: Iterable[Planned], slots: int | None) -> Extent:
     """Reads a plan to its end. `slots`: of a driver that holds one through a session's pauses."""
-    sessions = waiting = longest = last_us = held_us = 0
+    sessions = waiting = timed = longest = last_us = held_us = 0
     for _, session, arrival_us in plan:
         sessions += 1
         at_us = session.start_us or arrival_us or 0
         pauses_us = sum(turn.think_us for turn in session.turns)
+        timed += session.start_us is not None
         last_us = max(last_us, at_us + pauses_us, *(turn.start_us or 0 for turn in session.turns))
         if session.waits_for_a_slot:
             waiting += 1
             held_us += pauses_us
         longest = max(longest, _longest(session.turns))
-    return Extent(sessions, waiting, longest, max(last_us, held_us // slots if slots else 0))
+    return Extent(sessions, waiting, timed, longest, max(last_us, held_us // slots if slots else 0))
+
+
+def require_slots_in_use(extent: Extent) -> None:
+    """Slots that no session would ever wait for are refused: the load would be another than it says. Raises
+    UsageError."""
+    if extent.timed and not extent.waiting_for_slots:
+        raise UsageError(
+            "every session has an instant of its own at which it starts, so none would wait for a slot: leave driver, "
+            "concurrency and ramp_s out of [load] (or write driver = 'rate' and arrival = 'trace', whose concurrency "
+            "caps the requests in flight); a trace also takes arrivals = 'slots' in [workload], to be sent by slots"
+        )
 
 
 def _longest(turns: Iterable[Turn]) -> int:

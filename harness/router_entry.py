@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import msgspec
 
 from harness.errors import UsageError, choose_from
 from harness.ingress import OF_ANY_ROUTER, SETUP_KEYS, RouterSetup, overridden
-from harness.peers import PEERS, find_peer
+from harness.peers import PEERS, PLACEHOLDERS, expand_command, find_peer
 from harness.spread import Spread
-from routers import Policy, RouterFaults, RoutersError, make_policy
+from routers import Policy, RouterFaults, RoutersError, Signal, make_policy
 
 NO_ROUTER_FAULTS = RouterFaults()
 ROUTER_NAME = re.compile(r"[\w./][\w.:+/@~-]*")
@@ -84,6 +85,8 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for key in self.overrides:
             if self.foreign and key not in OF_ANY_ROUTER:
                 raise UsageError(f"router {self.name!r} has {key}, which only routers of ours know: remove it")
+        if self.foreign:  # it would be told nothing of the other keys
+            common = RouterSetup(**{key: getattr(common, key) for key in OF_ANY_ROUTER})
         try:
             setup = overridden(common, self.overrides)
         except ValueError as error:
@@ -120,6 +123,10 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Whether a request may ask for the answer's token ids without being routed otherwise for it."""
         return self.peer is None or find_peer(self.peer.partition(":")[0]).may_ask_for_ids
 
+    def hears_events(self, block_size: int) -> bool:
+        """Whether it is a policy of ours that decides by KV events. Raises UsageError."""
+        return not self.foreign and Signal.KV_EVENTS in self.build(random.Random(0), block_size).needs
+
     @property
     def policy_name(self) -> str:
         """The policy as a router process, which runs in another folder, is told it: a file of the user's in full."""
@@ -132,6 +139,13 @@ class RouterEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         try:
             return make_policy(self.policy_name, dict(self.options), rng=rng, block_size=block_size)
         except RoutersError as error:
+            raise UsageError(f"router {self.name!r}: {error}") from error
+
+    def check_words(self) -> None:
+        """Raises UsageError for a name in braces that stands for nothing."""
+        try:
+            expand_command((*self.command, *self.args), (), dict.fromkeys(PLACEHOLDERS, ""))
+        except UsageError as error:
             raise UsageError(f"router {self.name!r}: {error}") from error
 
     def check_api(self, api: str) -> None:

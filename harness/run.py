@@ -6,10 +6,11 @@ measured survive whatever ends the run, and the reports are made from the rows a
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,19 +25,23 @@ from harness.environment import environment
 from harness.errors import HarnessError, OutputError, PolicyError, UsageError
 from harness.expect import judge
 from harness.live import run_live_arm
-from harness.load_health import load_notes, slowest_rate
+from harness.load_health import load_notes
 from harness.mode_check import require_live, require_simulable
 from harness.parity import check_parity
 from harness.progress import Reporter, reporter
 from harness.scenario import Scenario
 from harness.signals import Interruption
 from harness.sim import Simulation
+from harness.unmeasured import clear, holds_no_measurement
 from reports import HealthFacts, RunResult, console, finish_run, mode_comparison, start_run, terminal_table
-from routers import RoutersError
+from routers import RoutersError, told
+from routers.deciding import PolicyWatch
 
 Mode = Literal["live", "sim"]
 EXIT_OK, EXIT_UNEXPECTED, EXIT_INVALID, EXIT_INTERRUPTED = 0, 1, 3, 130
 """Exit codes of `routebench run`; 2 is usage or start failure, raised as an error."""
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
+"""What a disk says that takes no more."""
 
 
 def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: bool, quiet: bool) -> int:
@@ -51,7 +56,8 @@ def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: boo
     outcomes: list[Outcome] = []
     for each in modes:
         place = folder / each if mode == "both" else folder
-        place.mkdir(exist_ok=True)
+        with _on_disk(folder, mode):
+            place.mkdir(exist_ok=True)
         outcomes.append(run_mode(scenario, each, place, quiet=quiet or as_json))
         if outcomes[-1].interrupted or outcomes[-1].lost:
             break
@@ -64,7 +70,7 @@ def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: boo
             say.print(terminal_table(result))
         if len(results) == 2:
             say.print(mode_comparison(*results))
-        say.print(f"files: {folder}" + ("" if mode == "both" else f"  (open {folder / 'report.html'})"))
+        say.print(f"files: {folder}  (open {' and '.join(str(result.folder / 'report.html') for result in results)})")
     findings = [
         finding
         for outcome in outcomes
@@ -79,6 +85,8 @@ def run_command(scenario: Scenario, *, mode: str, out: Path | None, as_json: boo
             file=sys.stderr,
         )
     if any(outcome.interrupted for outcome in outcomes):
+        for during in (outcome.during for outcome in outcomes if outcome.during):
+            print(during, file=sys.stderr)
         print(f"interrupted: what was measured is kept in {folder}", file=sys.stderr)
         return EXIT_INTERRUPTED
     if any(result.health["verdict"] == "invalid" for result in results):
@@ -94,12 +102,15 @@ class Outcome:
     interrupted: bool
     lost: list[str]
     """Processes that ended by themselves, a line each."""
+    during: str = ""
+    """What went on for too long when the run was interrupted."""
 
 
 def run_mode(scenario: Scenario, mode: Mode, folder: Path, *, quiet: bool = True) -> Outcome:
     """Runs every arm in one mode and writes the folder, also when Ctrl-C or a lost process ends it early.
 
-    Raises StartError if an arm did not come up; `run.json` then says `partial`.
+    Raises StartError if an arm did not come up; `run.json` then says `partial`. Raises OutputError where the disk takes
+    no more.
     """
     started = time.monotonic()
     header: dict[str, Any] = {
@@ -109,7 +120,9 @@ def run_mode(scenario: Scenario, mode: Mode, folder: Path, *, quiet: bool = True
         "environment": environment(),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    start_run(folder, header)
+    with _on_disk(folder, mode):
+        start_run(folder, header)
+    during = ""
     done: list[tuple[Arm, ArmRows]] = []
     lost: list[str] = []
     complete = False
@@ -127,28 +140,39 @@ def run_mode(scenario: Scenario, mode: Mode, folder: Path, *, quiet: bool = True
                 else:
                     complete = True
                 progress.phase("writing reports")
-        except KeyboardInterrupt:
-            complete = False
+        except KeyboardInterrupt as interrupted:
+            complete, during = False, str(interrupted)
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise
+            raise _not_written(folder, mode, error) from error
         finally:  # also after an error: what was measured until then is written before it goes on
             with interruption.calm():
                 header["wall_s"] = round(time.monotonic() - started, 3)
                 header["status"] = "complete" if complete else "partial"
                 if mode == "live":
                     header["environment"]["cpu_s"] = {arm.label: rows.facts["cpu_s"] for arm, rows in done}
-                result = _write(scenario, folder, header, done)
-        return Outcome(result, interruption.asked, lost)
+                with _on_disk(folder, mode):
+                    result = write_results(scenario, folder, header, done)
+        return Outcome(result, interruption.asked, lost, during)
 
 
-def _write(scenario: Scenario, folder: Path, header: dict[str, Any], done: list[tuple[Arm, ArmRows]]) -> RunResult:
-    """Writes the results. Raises OutputError where the disk does not take them."""
+@contextmanager
+def _on_disk(folder: Path, mode: str) -> Iterator[None]:
+    """Raises OutputError where the disk does not take what is written in this block."""
     try:
-        return write_results(scenario, folder, header, done)
+        yield
     except OSError as error:
-        logs = f"; what the processes wrote themselves is in {folder / 'logs'}" if header["mode"] == "live" else ""
-        raise OutputError(
-            f"the results could not be written to {folder}: {error.strerror or error}; make room or name another "
-            f"folder with --out{logs}"
-        ) from error
+        raise _not_written(folder, mode, error) from error
+
+
+def _not_written(folder: Path, mode: str, error: OSError) -> OutputError:
+    kept = mode != "sim" and (folder / "logs").exists()
+    logs = f"; what the processes wrote themselves is in {folder / 'logs'}" if kept else ""
+    return OutputError(
+        f"the results could not be written to {folder}: {error.strerror or error}; make room or name another "
+        f"folder with --out{logs}"
+    )
 
 
 def _parity(scenario: Scenario, folder: Path, progress: Reporter) -> list[dict[str, Any]]:
@@ -170,7 +194,7 @@ def _run_arms(
         progress.arm(number, len(arms), arm.router.name, total)
         if mode == "sim":
             progress.phase("simulating")
-            yield arm, _simulate(arm, progress)
+            yield arm, _simulate(arm, progress, interruption)
         else:
             yield (
                 arm,
@@ -180,24 +204,27 @@ def _run_arms(
                     interruption=interruption,
                     on_phase=progress.phase,
                     on_done=progress.done,
+                    on_warn=progress.warn,
                 ),
             )
 
 
-def _simulate(arm: Arm, progress: Reporter) -> ArmRows:
+def _simulate(arm: Arm, progress: Reporter, interruption: Interruption) -> ArmRows:
     """One arm in virtual time. Raises PolicyError, with the place, where a policy's own code gave up."""
+    label = f"router {arm.router.name!r}"
+    watch = PolicyWatch(lambda said: progress.warn(f"{label}: {said}"))
     try:
-        return Simulation(arm, on_done=progress.done).run()
+        with watch:
+            return Simulation(arm, on_done=progress.done).run()
     except HarnessError:
         raise
-    except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        if not (arm.router.of_a_file or isinstance(error, RoutersError)):
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and interruption.asked:
+            raise KeyboardInterrupt(f"{label}: {watch.stuck}" if watch.stuck else "") from error
+        file = arm.router.policy_name.rpartition(":")[0] if arm.router.of_a_file else None
+        if file is None and not isinstance(error, RoutersError):
             raise
-        raise PolicyError(
-            f"router {arm.router.name!r}: {type(error).__name__}: {error} ({Path(place.filename).name}, line "
-            f"{place.lineno}): its policy's code must change"
-        ) from error
+        raise PolicyError(f"{label}: {told(error, file)}: its policy's code must change") from error
 
 
 def write_results(
@@ -238,15 +265,18 @@ def health_facts(
     """What the rows cannot tell of a run's health, gathered over its arms."""
     seeds = [arm.workload_seed for arm in arms_of(scenario)]
     per_seed = {seed: census(scenario, seed).requests for seed in set(seeds)}
-    asked = sum(per_seed[seed] for seed in seeds)
-    rate = slowest_rate((arm, rows.requests) for arm, rows in done)
-    notes = tuple(note for arm, rows in done for note in load_notes(arm, rows.requests, rows.facts))
-    notes += tuple(note for arm, rows in done for note in churn_notes(arm.label, rows.facts.get("churn", ())))
+    limited = any(rows.facts.get("limited") for _, rows in done)
+    asked = None if limited else sum(per_seed[seed] for seed in seeds)
+    notes = tuple(note for arm, rows in done for note in load_notes(arm, rows.requests, rows.facts, rows.fleet))
+    notes += tuple(
+        note
+        for arm, rows in done
+        for note in churn_notes(arm.label, rows.facts.get("churn", ()), last_end_s(rows.requests))
+    )
+    notes += tuple(said for _, rows in done for said in rows.facts.get("silent", ()))
     notes += tuple(one["said"] for one in parity if one["agrees"] is False)
     load: dict[str, Any] = {
         "asked_requests": asked,
-        "asked_per_s": rate.asked_per_s if rate else None,
-        "achieved_per_s": rate.achieved_per_s if rate else None,
         "notes": notes,
     }
     if mode == "sim":
@@ -263,6 +293,11 @@ def health_facts(
     )
 
 
+def last_end_s(rows: Sequence[Mapping[str, Any]]) -> float:
+    """When the last request of an arm ended, on the rows' axis; 0 when none did."""
+    return max((row["end_us"] for row in rows if row.get("end_us") is not None), default=0) / 1e6
+
+
 def load_warnings(arm: Arm, facts: dict[str, Any]) -> list[str]:
     """The load generator's own warnings of one arm."""
     return [
@@ -273,7 +308,8 @@ def load_warnings(arm: Arm, facts: dict[str, Any]) -> list[str]:
 
 
 def prepare_folder(out: Path | None, name: str, now: datetime) -> Path:
-    """The folder of a run: the given one, which must be empty or new, or `results/<name>-<time>`."""
+    """The folder of a run: the given one, which must be empty, new or of a run that never began, or
+    `results/<name>-<time>`."""
     if out is None:
         base = Path("results") / f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
         out, n = base, 1
@@ -281,6 +317,8 @@ def prepare_folder(out: Path | None, name: str, now: datetime) -> Path:
             n += 1
             out = base.with_name(f"{base.name}-{n}")
     try:
+        if out.is_dir() and holds_no_measurement(out):
+            clear(out)
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UsageError(
                 f"--out {out} is not an empty folder, and a run never writes over another: "

@@ -19,14 +19,22 @@ from typing import Any, Literal
 import msgspec
 
 from harness.churn import ChurnEntry, ChurnEvent, churn_events, names_with_added
-from harness.drive import Load, Stage, unaliased
+from harness.drive import ALIASES, BY_INSTANTS, OF_SLOTS, Load, Stage, unaliased
 from harness.errors import UsageError, choose_from
 from harness.expect import Expectation
 from harness.faults import FaultTable, read_faults
 from harness.fleet_table import Fleet
 from harness.ingress import RouterSetup
 from harness.key_errors import explain
-from harness.planned import check_together, extent_of, planned, require_an_end, require_enough
+from harness.overrides import apply_override
+from harness.planned import (
+    check_together,
+    extent_of,
+    planned,
+    require_an_end,
+    require_enough,
+    require_slots_in_use,
+)
 from harness.router_entry import RouterEntry
 from mock_engine import DEFAULT_BLOCK_SIZE, EngineConfig, MockEngineError, Preset, load_preset
 from routers import RouterFaults
@@ -35,6 +43,8 @@ from workloads import WORKLOADS, Streams, WorkloadsError, WorkloadTable, make_wo
 BUILTIN = resources.files("harness") / "scenarios"
 
 
+ROUTERS_MAX = 1000
+ABOUT_CHARS_MAX = 2000
 REPEATS_MAX = 1000
 """More intervals than anybody needs; all arms are planned before the first begins."""
 SCENARIO_NAME = re.compile(r"[^\W_][\w .+-]{0,79}")
@@ -63,6 +73,16 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(
                 f"name = {self.name[:80]!r}: it names folders, so use up to 80 letters, digits, spaces and . _ + -, "
                 "beginning with a letter or digit"
+            )
+        if len(self.about) > ABOUT_CHARS_MAX:
+            raise ValueError(
+                f"about has {len(self.about):,} characters, at most {ABOUT_CHARS_MAX:,}: every report shows it, so say "
+                "it in a line or two"
+            )
+        if len(self.routers) > ROUTERS_MAX:
+            raise ValueError(
+                f"routers has {len(self.routers):,} entries, at most {ROUTERS_MAX:,}: each is an arm of its own, so "
+                "compare fewer at once"
             )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed = {self.seed}: give a whole number from 0 to {2**31 - 1}")
@@ -149,6 +169,10 @@ def builtin_names() -> list[str]:
     return sorted(entry.name[: -len(".toml")] for entry in BUILTIN.iterdir() if entry.name.endswith(".toml"))
 
 
+SCENARIO_BYTES_MAX = 1 << 22
+"""So that a wrong file, or a device without an end, is not read whole."""
+
+
 def scenario_text(name_or_path: str) -> tuple[str, str]:
     """(text, where it came from). A built-in name wins unless the argument has a `/` or ends in `.toml`."""
     if "/" not in name_or_path and not name_or_path.endswith(".toml"):
@@ -160,7 +184,11 @@ def scenario_text(name_or_path: str) -> tuple[str, str]:
         return (BUILTIN / f"{name_or_path}.toml").read_text("utf-8"), name_or_path
     path = Path(name_or_path)
     try:
-        return path.read_text("utf-8"), str(path)
+        with path.open("rb") as file:
+            text = file.read(SCENARIO_BYTES_MAX + 1)
+        if len(text) > SCENARIO_BYTES_MAX:
+            raise UsageError(f"{path} has more than {SCENARIO_BYTES_MAX >> 20} MiB: no scenario is that long")
+        return text.decode("utf-8"), str(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text, or its name is none"
         raise UsageError(
@@ -229,8 +257,8 @@ def check_scenario(table: Mapping[str, Any], where: str) -> Scenario:
         churn_table=file.churn,
         churn=churn,
     )
-    _check_together(scenario, where)
-    return scenario
+    said = set(table.get("load") or ()) & {*OF_SLOTS, *ALIASES}
+    return msgspec.structs.replace(scenario, load=_check_together(scenario, where, slots_said=bool(said)))
 
 
 def _convert(table: Mapping[str, Any], where: str) -> _File:
@@ -299,7 +327,8 @@ def _engine(table: dict[str, Any], where: str) -> tuple[EngineConfig, Preset, st
             fields.setdefault("num_gpu_blocks", preset.blocks_of(block_size))
         return EngineConfig.from_mapping(fields), preset, ref
     except MockEngineError as error:
-        raise UsageError(f"{where}: engine: {explain(str(error).removeprefix('engine options: '), {})}") from error
+        why = explain(str(error).removeprefix("engine options: "), {"": EngineConfig})
+        raise UsageError(f"{where}: engine: {why}") from error
 
 
 def _workload(table: dict[str, Any], where: str) -> dict[str, Any]:
@@ -321,13 +350,18 @@ def _slo(slo: dict[str, float], where: str) -> dict[str, float]:
     return dict(slo)
 
 
-def _check_together(scenario: Scenario, where: str) -> None:
-    """What no single table can know."""
+def _check_together(scenario: Scenario, where: str, *, slots_said: bool) -> Load:
+    """What no single table can know. Returns the load as it will really be driven."""
     workload, load = scenario.make_workload(), scenario.load
     try:
         check_together(workload, load, load.processes)
         slots = load.concurrency if load.driver == "sessions" else None
         extent = extent_of(planned(workload, load, Streams(scenario.seed)), slots)
+        if load.driver == "sessions" and slots_said:
+            require_slots_in_use(extent)
+        elif load.driver == "sessions" and extent.timed and not extent.waiting_for_slots:
+            load = Load(**{**msgspec.structs.asdict(load), "concurrency": None, **BY_INSTANTS})
+            check_together(workload, load, load.processes)
         require_an_end(extent, len(scenario.fleet.names))
         require_enough(load, extent.waiting_for_slots, Streams(scenario.seed))
     except UsageError as error:
@@ -337,12 +371,13 @@ def _check_together(scenario: Scenario, where: str) -> None:
         raise UsageError(
             f"{where}: the workload cannot be drawn: {why}; look for a number out of all proportion"
         ) from error
-    longest = extent.longest_tokens
-    if longest > scenario.engine.max_model_len:
+    longest, allowed = extent.longest_tokens, scenario.engine.max_model_len
+    if longest > allowed and load.overlong == "refuse":
         raise UsageError(
-            f"{where}: the longest session grows to {longest} tokens and engine.max_model_len is "
-            f"{scenario.engine.max_model_len}: raise it or shorten the sessions"
+            f"{where}: the longest session grows to {longest} tokens and engine.max_model_len is {allowed}: raise it, "
+            "shorten the sessions, or write load.overlong = 'send' if errors of clients are what you want to see"
         )
+    longest = min(longest, allowed)
     room = (scenario.engine.num_gpu_blocks - 1) * scenario.engine.block_size
     if longest > room and not scenario.fleet.urls:
         raise UsageError(
@@ -360,6 +395,7 @@ def _check_together(scenario: Scenario, where: str) -> None:
     for entry in scenario.routers:
         try:
             shared |= entry.setup(scenario.router).exchanges
+            entry.check_words()
             entry.check_api(scenario.load.api)
             if not entry.foreign:
                 entry.build(random.Random(0), scenario.engine.block_size)
@@ -369,25 +405,4 @@ def _check_together(scenario: Scenario, where: str) -> None:
         raise UsageError(f"{where}: router.share_load = true and nobody to share with: set router.ingresses = 2, too")
     if scenario.router.share_delay_ms and not shared:
         raise UsageError(f"{where}: router.share_delay_ms delays nothing: set router.share_load = true, too")
-
-
-def apply_override(table: dict[str, Any], override: str) -> None:
-    """Sets one `key=value` in a table, dots leading into its tables. Raises UsageError."""
-    key, equals, value = override.partition("=")
-    key = key.strip()
-    if not equals or not all(key.split(".")) or "\n" in override:
-        raise UsageError(f"--set {override!r}: write key=value on one line, such as --set load.concurrency=8")
-    try:
-        parsed = tomllib.loads(f"v = {value}")["v"]
-    except (ValueError, RecursionError):
-        parsed = value
-    place = table
-    *parents, last = key.split(".")
-    for parent in parents:
-        below = place.setdefault(parent, {})
-        if not isinstance(below, dict):
-            raise UsageError(
-                f"--set {override!r}: {parent!r} is a value, not a table: name a key that has keys below it"
-            )
-        place = below
-    place[last] = parsed
+    return load

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from harness.arm import Arm
 from harness.errors import ProcessLost, StartError, UsageError
-from harness.fleet import HOST, ReplicaAddress, start_ingresses, start_replicas
+from harness.event_sources import ReplicaAddress
+from harness.fleet import HOST, start_ingresses, start_replicas
 from harness.processes import Children
 from harness.scenario import Scenario
 
@@ -81,6 +82,9 @@ def _print_addresses(say: Console, scenario: Scenario, urls: list[str], replicas
     for replica in replicas:
         events = f", KV events {replica.kv_events}" if replica.kv_events else ""
         say.print(f"replica   {replica.name}: {replica.url}{events}")
+    say.print(f"backends  {','.join(replica.url for replica in replicas)}  (for a router of yours)")
+    if heard := [replica.kv_events for replica in replicas if replica.kv_events]:
+        say.print(f"events    {','.join(heard)}")
     say.print(
         "try it:\n"
         f"  curl -N {url}/v1/completions -H 'Content-Type: application/json' \\\n"

@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.arm import Arm, ArmRows, row_order
 from harness.ceiling import ceiling_of
+from harness.in_flight import InFlight
 from harness.planned import planned
 from harness.prompts import PromptBook
 from harness.router_samples import sample_of
@@ -64,11 +65,12 @@ class Simulation:
             for policy in self.routers.policies:
                 policy.consult(self._oracle)  # type: ignore[attr-defined]  # asked for by the signal
         self._report_form = getattr(getattr(self.routers.policies[0], "options", None), "report", "top-k")
-        self._book = PromptBook(scenario.engine.block_size, overlook_salts=self._router_faults.ignore_extra_keys)
+        self._book = PromptBook(scenario.engine.block_size, overlook_salts=not self.routers.heeds_salts)
         workload = scenario.make_workload()
         plan = planned(workload, scenario.load, Streams(arm.workload_seed))
         self._schedule = Schedule(workload, scenario.load, plan)
         self._armed_us: int | None = None
+        self._measured = InFlight()
         self._limit_us = round(scenario.load.request_timeout_s * 1e6)
         self._limits: deque[tuple[int, str]] = deque()
         self._polls_us = {signal: us for signal, us in self._setup.polls_us().items() if signal in needs}
@@ -95,6 +97,7 @@ class Simulation:
         ceiling = ceiling_of(self._arm, self._rows.requests)
         self._rows.ceiling_cached_tokens, self._rows.distinct_prompts = ceiling
         self._rows.facts["weight_syncs"] = self._syncs
+        self._rows.facts["held_us"] = self._measured.held_us
         self._rows.facts["churn"] = self._churn.record
         return self._rows
 
@@ -165,6 +168,8 @@ class Simulation:
             "token_source": "engine",
             "believed_hit_tokens": None,
         }
+        if due.phase == "steady":
+            self._measured.begin(self._clock.now_us)
         place = ingress_of(self._setup.spread, due.number, turn, self._setup.ingresses)
         self._requests[request_id] = SimRequest(session, turn, prompt, view, place, row)
         if not self._limits:
@@ -210,9 +215,7 @@ class Simulation:
 
     def _turn_away(self, request_id: str, text: str) -> None:
         """The router itself answers with an error; it holds nothing of the request any more."""
-        request = self._requests.pop(request_id)
-        self._rows.requests.append(request.answer(self._clock.now_us, "error", "router", text))
-        self._ended(request, ok=False, why=f"turn {request.turn} of the session ended as error")
+        self._over(self._requests.pop(request_id), "error", "router", text)
 
     def _enter(self, request_id: str, replica: str, attempt: int) -> None:
         request = self._requests.get(request_id)
@@ -235,7 +238,9 @@ class Simulation:
     def _refuse(self, request_id: str, error: RequestError) -> None:
         """An engine's refusal ends the session."""
         status = "4xx" if error.status < 500 else "5xx"
-        self._fail(request_id, "error", f"engine_{status}", f"HTTP {error.status}: {error.message}")
+        request = self._requests.pop(request_id)
+        self.routers.refused(request.ingress, request_id, self._clock.now_us, error.status)
+        self._over(request, "error", f"engine_{status}", f"HTTP {error.status}: {error.message}")
 
     def _break_off(self, request_id: str, status: str, error_class: str, text: str) -> None:
         """Ends a request from outside; what came until now stays in its row."""
@@ -250,6 +255,10 @@ class Simulation:
     def _fail(self, request_id: str, status: str, error_class: str, text: str) -> None:
         request = self._requests.pop(request_id)
         self.routers.failed(request.ingress, request_id, self._clock.now_us)
+        self._over(request, status, error_class, text)
+
+    def _over(self, request: SimRequest, status: str, error_class: str, text: str) -> None:
+        """Ended otherwise than well, and the router knows."""
         self._rows.requests.append(request.answer(self._clock.now_us, status, error_class, text))
         self._ended(request, ok=False, why=f"turn {request.turn} of the session ended as {status}")
 
@@ -312,6 +321,8 @@ class Simulation:
         self._ended(request, ok=True)
 
     def _ended(self, request: SimRequest, *, ok: bool, why: str = "") -> None:
+        if request.row["phase"] == "steady":
+            self._measured.end(self._clock.now_us)
         if not ok or request.is_last:
             self._book.forget(request.session)
         self._schedule.ended(request.session, request.turn, self._clock.now_us, ok=ok, why=why)

@@ -71,6 +71,10 @@ class SimRouters:
         return self._routers[0].wants_progress
 
     @property
+    def heeds_salts(self) -> bool:
+        return self._routers[0].heeds_salts
+
+    @property
     def waiting(self) -> int:
         """Turns that are held back now, at any ingress."""
         return sum(router.waiting for router in self._routers)
@@ -93,6 +97,11 @@ class SimRouters:
         self, place: int, request_id: str, output_tokens: int, now_us: int, *, cached_tokens: int | None
     ) -> None:
         self._routers[place].finished(request_id, output_tokens, now_us, cached_tokens=cached_tokens)
+        self._tell(now_us)
+
+    def refused(self, place: int, request_id: str, now_us: int, status: int) -> None:
+        """`status`: of HTTP."""
+        self._routers[place].refused(request_id, now_us, status)
         self._tell(now_us)
 
     def failed(self, place: int, request_id: str, now_us: int) -> None:

@@ -43,9 +43,8 @@ class SimShown:
         self._finish = finish
         self._hears_events = Signal.KV_EVENTS in routers.needs
         self._wants_progress = routers.wants_progress
-        own_faults = arm.scenario.router_faults(arm.router)
-        self._overlook_salts = own_faults.ignore_extra_keys
-        self._heeds = not own_faults.ignore_event_sequence
+        self._overlook_salts = not routers.heeds_salts
+        self._heeds = not arm.scenario.router_faults(arm.router).ignore_event_sequence
         self._trouble = {
             name: EventTrouble(faults.engine, Streams(arm.workload_seed)[f"faults.{name}"])
             for name in arm.scenario.replica_names

@@ -107,6 +107,7 @@ class Analysis:
             sharing=self.sharing,
             min_prefix_tokens=self.min_prefix_tokens,
             prompt_tokens_median=self.prompt_tokens_median,
+            turns_a_session=self.requests / self.sessions if self.sessions else 1.0,
         )
 
 

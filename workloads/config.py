@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -37,6 +37,17 @@ WORKLOADS: dict[str, type[WorkloadTable]] = {
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>.+?)`(?: - at `\$\.?(?P<path>.*)`)?$")
 _MISSING = re.compile(r"Object missing required field `(?P<key>.+?)`(?: - at `\$\.?(?P<path>.*)`)?$")
+_WRONG = re.compile(r"Expected `(?P<wanted>.+?)`, got `(?P<found>.+?)`$")
+_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table with dist",
+    "null": "nothing",
+}
 _OTHER = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 
 
@@ -100,7 +111,7 @@ def _explain(message: str, kind: str, table: Mapping[str, Any]) -> str:
         path = missing["path"]
         if path and missing["key"] == "dist":
             return f"{path} is a table without dist: add dist = one of {', '.join(DISTRIBUTION_KEYS)}"
-        return f"{path or 'workload'} has no {missing['key']!r}: add it"
+        return f"{path or f'the workload of kind {kind!r}'} has no {missing['key']!r}: add it"
     other = _OTHER.match(message)
     path = (other["path"] if other else None) or ""
     what = other["what"] if other else message
@@ -110,6 +121,22 @@ def _explain(message: str, kind: str, table: Mapping[str, Any]) -> str:
         return f"{key} has dist = {found!r}: {choose_from(str(found), DISTRIBUTION_KEYS)}"
     if not path:
         return what
-    found = table.get(key.split(".")[0].split("[")[0])
-    what = what.replace("`", "").replace("object", "table with dist").replace("array", "list")
-    return f"{key} = {found!r} does not fit: {what}"
+    found = _found(table, key)
+    if what.startswith("Invalid enum value"):
+        return f"{key} = {found!r}: {choose_from(str(found), get_args(get_type_hints(WORKLOADS[kind])[key]))}"
+    if wrong := _WRONG.match(what):
+        return f"{key} = {found!r} is {_in_words(wrong['found'])} where {_in_words(wrong['wanted'])} is wanted"
+    return f"{key} = {found!r} does not fit: {what.replace('`', '')}"
+
+
+def _found(table: Mapping[str, Any], path: str) -> Any:
+    """What stands at a path."""
+    value: Any = table
+    for key, index in _STEP.findall(path):
+        value = value[int(index)] if index else value[key]
+    return value
+
+
+def _in_words(kinds: str) -> str:
+    """`int | object`, as the library says it, in words of a user."""
+    return " or ".join(_KINDS.get(kind.strip(), kind.strip()) for kind in kinds.split("|"))

@@ -52,9 +52,10 @@ def verdict(
     sharing: float,
     min_prefix_tokens: int,
     prompt_tokens_median: float,
+    turns_a_session: float,
 ) -> Verdict:
-    """`sharing` is the share of requests with a common prefix of `min_prefix_tokens`; the rest as `value_estimate`.
-    Short prompts are not worth it whatever the formula says."""
+    """`sharing` is the share of requests with a common prefix of `min_prefix_tokens`, `turns_a_session` the mean; the
+    rest as `value_estimate`. Short prompts are not worth it whatever the formula says."""
     value = value_estimate(prefill_fraction, achievable, baseline, shared_fraction)
     worth_it = value >= WORTH_IT and prompt_tokens_median >= min_prefix_tokens
     text = (
@@ -65,11 +66,21 @@ def verdict(
         f"{achievable * shared_fraction:.0%}."
     )
     if worth_it:
-        text += " Try session affinity first, then routing on cache contents."
+        text += " " + _what_to_try(turns_a_session)
     else:
         gain = achievable - baseline
         text += " " + _why_not(replicas, prefill_fraction, sharing, min_prefix_tokens, prompt_tokens_median, gain)
     return Verdict(worth_it, value, text, prefill_fraction, achievable, baseline, shared_fraction)
+
+
+def _what_to_try(turns_a_session: float) -> str:
+    """What sessions of one turn share they share with other sessions, which affinity to a session scatters."""
+    if turns_a_session > 1:
+        return "Try session affinity first, then routing on cache contents."
+    return (
+        "Session affinity has nothing to hold on to, because no session has a second turn: try routing by prefix, "
+        "first by a hash of it, then on cache contents."
+    )
 
 
 def _why_not(replicas: int, prefill: float, sharing: float, min_prefix: int, median: float, gain: float) -> str:

@@ -116,3 +116,21 @@ def test_a_folder_of_traces_is_one_trace(capsys, tmp_path):
 def test_a_key_that_the_workload_does_not_have_is_named(capsys, what):
     assert run_cli(["analyze", what, "--set", "sampel=0.5"]) == 2
     assert "unknown key 'sampel'" in capsys.readouterr().err
+
+
+def test_session_affinity_is_advised_only_where_a_session_has_a_second_turn(capsys, tmp_path):
+    def verdict(what):
+        assert run_cli(["analyze", what, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["verdict"]["text"]
+
+    ids = [[i % 5 * 4, i % 5 * 4 + 1, i % 5 * 4 + 2, 100 + i] for i in range(60)]
+    rows = ({"timestamp": 10 * i, "input_length": 2048, "output_length": 4, "hash_ids": ids[i]} for i in range(60))
+    trace = tmp_path / "moon.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    assert "Try session affinity first" in verdict("quickstart")
+    assert "Session affinity has nothing to hold on to, because no session has a second turn" in verdict(str(trace))
+
+
+def test_the_kind_trace_without_its_file_says_what_to_give(capsys):
+    assert run_cli(["analyze", "trace"]) == 2
+    assert "a trace is named by its file" in capsys.readouterr().err

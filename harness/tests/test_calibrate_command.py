@@ -74,3 +74,23 @@ def test_what_cannot_work_is_one_line_and_writes_nothing(
     assert told in error
     assert error.count("\n") == 1
     assert [path.name for path in steps.parent.iterdir()] == ["steps.csv"]
+
+
+def test_a_poor_fit_is_said_on_the_terminal_and_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "served.csv", tmp_path / "mine.toml"
+    points = ["512,128,1,40,9", "512,128,8,300,12", "1024,128,4,90,40", "2048,256,16,200,15", "4096,64,2,150,8"]
+    file.write_text("\n".join(["isl,osl,concurrency,ttft_ms,tpot_ms", *points]), encoding="utf-8")
+    assert run_cli(["calibrate", str(file), "--out", str(out), "--base", "llama-3.1-8b-h100"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    written = out.read_text(encoding="utf-8")
+    for words in ("! a poor fit: TTFT is off by", "! not known from these measurements"):
+        assert words in told
+        assert f"# {words}" in written
+    assert load_preset(out).name == "mine"
+
+
+def test_a_good_fit_raises_no_doubt(steps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(["calibrate", str(steps), "--out", str(tmp_path / "mine.toml"), *KV]) == 0
+    shown = capsys.readouterr()
+    assert "!" not in shown.out
+    assert "round" not in shown.err

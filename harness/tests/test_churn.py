@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.check_command import check_command
 from harness.churn import ChurnEntry, absences, churn_events, churn_notes
 from harness.errors import UsageError
 from harness.mode_check import require_live
@@ -124,13 +125,17 @@ def test_what_cannot_happen_is_refused_with_its_mend(said, entries):
         ("nothing says when to add", {"do": "add"}),
         ("every_s and until_s go together", {"do": "add", "every_s": 1}),
         ("at_s = -1.0: give seconds, at least 0", {"do": "add", "at_s": -1.0}),
+        ("at_s = 1e+308: give seconds, at least 0 and at most 1e+09", {"do": "add", "at_s": 1e308}),
+        ("until_s = 1e+308: give seconds", {"do": "add", "every_s": 1, "until_s": 1e308}),
+        ("limit_s = inf", {"do": "remove", "at_s": 1, "limit_s": float("inf")}),
+        ("are far too many times: at most 10,000", {"do": "restart", "every_s": 1e-320, "until_s": 1}),
         ("every_s = 0 never ends", {"do": "add", "every_s": 0, "until_s": 1}),
         ("leave replica out", {"do": "crash", "every_s": 1, "until_s": 3, "replica": "r0"}),
         ("limit_s is about do = 'remove'", {"do": "drain", "at_s": 1, "limit_s": 3}),
         ("use letters, digits", {"do": "add", "at_s": 1, "replica": "a b"}),
         ("are 1,000,001 times", {"do": "restart", "every_s": 1, "until_s": 1_000_001}),
         ("'until'", {"do": "add", "every_s": 1, "until": 3}),
-        ("Invalid enum value 'kill'", {"do": "kill", "at_s": 1}),
+        ("do = 'kill': choose one of add, crash, drain, remove, restart", {"do": "kill", "at_s": 1}),
     ],
 )
 def test_an_entry_that_cannot_work_says_why(said, entry):
@@ -439,5 +444,29 @@ def test_a_replica_is_absent_from_its_end_to_its_next_start():
 def test_what_was_refused_is_said():
     done = {"do": "add", "replica": "r3", "at_s": 1.0, "done_at_s": 1.0}
     refused = {"do": "drain", "replica": "r1", "at_s": 2.0, "done_at_s": None, "error": "timed out"}
-    (note,) = churn_notes("x.0", [done, refused])
+    (note,) = churn_notes("x.0", [done, refused], 9.0)
     assert "drain r1 at 2 s was not done (timed out)" in note
+
+
+def test_what_the_run_was_too_short_for_is_said():
+    done = {"do": "add", "replica": "r3", "at_s": 1.0, "done_at_s": 1.0}
+    crash = {"do": "crash", "replica": "r0", "at_s": 500.0, "done_at_s": None}
+    removal = {"do": "remove", "replica": "r1", "at_s": 8.0, "done_at_s": None}
+    (note,) = churn_notes("x.0", [done, crash], 9.0)
+    assert note.startswith("x.0: crash r0 at 500 s was not reached, the run ended at 9.0 s: ")
+    (note,) = churn_notes("x.0", [done, removal, crash], 9.0)
+    assert "remove r1 at 8 s was begun and not over, the run ended at 9.0 s (2 of 3 events" in note
+    assert not churn_notes("x.0", [done], 9.0)
+
+
+def test_an_event_that_is_never_reached_makes_a_run_degraded_and_check_foretells_it(tmp_path, capsys):
+    scenario = small(churn=[{"at_s": 0.1, "do": "add"}, {"at_s": 500.0, "do": "crash", "replica": "r0"}])
+    result = run_mode(scenario, "sim", tmp_path).result
+    assert result.health["verdict"] == "degraded"
+    (reason,) = (said for said in result.health["reasons"] if "crash r0 at 500 s was not reached" in said)
+    assert "the run ended at" in reason
+    check_command(scenario)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "! 500 s crash r0: not reached, an arm of round-robin ends at about" in said
+    check_command(small(churn=[{"at_s": 0.1, "do": "add"}]))
+    assert "not reached" not in capsys.readouterr().out

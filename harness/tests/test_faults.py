@@ -12,7 +12,7 @@ from harness.mode_check import require_live, require_simulable
 from harness.scenario import check_scenario
 from harness.sim import Simulation
 from harness.tests.arms import arm, small
-from mock_engine import Faults
+from mock_engine import Engine, Faults, RequestError
 
 NAMES = ("r0", "r1", "r2")
 
@@ -36,6 +36,8 @@ def test_a_table_is_checked_and_comes_back_as_it_was_given():
         ({"router_nonsense": 1}, "choose one of"),
         ({"router_body_truncate_bytes": 0}, "at least 1"),
         ({"replicas": ["r9"]}, "out of r0, r1, r2"),
+        ({"replicas": []}, "leaves nobody to have the faults"),
+        ({"replicas": ["r1", "r2", "r1"]}, "'r1' twice"),
         ({"stall": "often"}, "faults:"),
     ],
 )
@@ -58,8 +60,7 @@ def test_a_mode_that_cannot_do_a_fault_refuses_it():
     with pytest.raises(UsageError, match="--mode live"):
         require_simulable(small(faults={"stall": 0.1}))
     require_simulable(small(faults={"event_drop": 0.1}))
-    with pytest.raises(UsageError, match="answers of HTTP"):
-        require_simulable(small(faults={"router_breaker_on_client_errors": 3}))
+    require_simulable(small(faults={"router_breaker_on_client_errors": 3}))
     template = {"router_template_mismatch": True}
     require_simulable(small(faults=template))
     require_live(small(faults=template, load={"api": "chat"}))
@@ -131,4 +132,60 @@ def test_salted_blocks_are_believed_in_by_their_tenants_alone_unless_salts_are_o
     sound, overlooked = (Simulation(arm(scenario, number)).run().requests for number in (0, 1))
     assert [row["believed_hit_tokens"] for row in sound] == [0] * 8
     assert [row["believed_hit_tokens"] for row in overlooked] == [0, *[320] * 7]
-    assert {row["cached_tokens"] for row in (*sound, *overlooked)} == {0}
+    dynamo = small(routers=["dynamo-kv"], workload=workload, load={"concurrency": 1, "ramp_s": 0.0})
+    imitated = Simulation(arm(dynamo)).run().requests  # the real one hashes tokens alone
+    assert [row["believed_hit_tokens"] for row in imitated] == [0, *[320] * 7]
+    assert {row["cached_tokens"] for row in (*sound, *overlooked, *imitated)} == {0}
+
+
+class RefusesLongOnes(Engine):
+    """An engine whose model ends at 300 prompt tokens."""
+
+    def submit(self, request, now_us):
+        if request.sequence.prompt_tokens > 300:
+            raise RequestError(400, "this model's maximum context length is 300 tokens")
+        super().submit(request, now_us)
+
+
+def classes(faults) -> dict[str, int]:
+    """Error classes of a run in which some clients ask for too much."""
+    rows = Simulation(arm(small(faults=faults)), make_engine=RefusesLongOnes).run().requests
+    found = [row["error_class"] for row in rows if row["status"] == "error"]
+    return {kind: found.count(kind) for kind in sorted(set(found))}
+
+
+def test_in_virtual_time_too_a_breaker_on_client_errors_turns_right_requests_away_and_a_sound_router_none():
+    sound = classes({})
+    assert set(sound) == {"engine_4xx"}
+    broken = classes({"router_breaker_on_client_errors": 1})
+    assert set(broken) == {"engine_4xx", "router"}
+    assert broken["engine_4xx"] < sound["engine_4xx"]
+
+
+def placement(router: str, **faults) -> list[str]:
+    """Where the requests of one popular prompt went; the second comes when the first one's is known to be cached."""
+    one_prompt = {
+        "kind": "multi-turn",
+        "sessions": 96,
+        "turns": 1,
+        "shared_system_prompts": 1,
+        "system_prompt_tokens": 2000,
+        "first_input_tokens": {"dist": "uniform", "low": 20, "high": 200},
+        "output_tokens": 400,
+    }
+    scenario = small(routers=[router], workload=one_prompt, faults=faults, load={"concurrency": 48, "ramp_s": 6.0})
+    rows = Simulation(arm(scenario)).run().requests
+    return [row["replica"] for row in rows if row["replica"] is not None]
+
+
+@pytest.mark.parametrize("router", ["dynamo-kv", "vllm-kv-aware"])
+def test_a_router_that_counts_no_load_herds_although_its_policy_books_its_own(router):
+    """Field case BL-04: placed by the policy, never added to its load and never removed."""
+    sound, herding = placement(router), placement(router, router_untracked_load=True)
+    assert sound != herding
+
+    def share(placed: list[str]) -> float:
+        return max(placed.count(name) for name in placed) / len(placed)
+
+    assert share(herding) > 0.9
+    assert share(sound) < 0.5

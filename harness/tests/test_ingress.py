@@ -171,7 +171,10 @@ def test_a_value_that_cannot_work_says_why():
     assert "ingresses = 0: give a whole number from 1" in refused(router={"ingresses": 0})
     assert "ramp_s = -1.0: give a time of at least 0" in refused(router={"ramp_s": -1.0})
     assert "metrics_interval_ms = 0: give at least 1" in refused(router={"metrics_interval_ms": 0})
-    assert "share_delay_ms = inf" in refused(router={"share_delay_ms": float("inf")})
+    for value in (float("inf"), 1e308, float("nan")):
+        assert f"share_delay_ms = {value}" in refused(router={"share_delay_ms": value})
+        assert f"ramp_s = {value}: give a time of at least 0, at most 1e+09" in refused(router={"ramp_s": value})
+    assert "prefix_interval_ms = 1000000000000000000" in refused(router={"prefix_interval_ms": 10**18})
     assert "'turns'" in refused(router={"spread": "turns"})
 
 

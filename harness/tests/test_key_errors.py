@@ -21,6 +21,13 @@ from harness.scenario import load_scenario
         ("routers=[3]", "routers[0] is a whole number where text or a table is wanted"),
         ("routers=[{name='a', policy='dynamo-kv', option={}}]", "in routers[0]: did you mean 'options'?"),
         ("routers=[{name='a', policy='dynamo-kv', options={temprature=1}}]", "did you mean 'temperature'?"),
+        ('churn=[{do="restrat", at_s=1}]', "churn[0].do = 'restrat': did you mean 'restart'? choose one of add, crash"),
+        ("churn=[{at_s=1}]", "churn[0] has no 'do': add do = one of add, crash, drain, remove, restart"),
+        ("load.driver=sesions", "load.driver = 'sesions': did you mean 'sessions'? choose one of rate, requests"),
+        ("router.spread=x", "router.spread = 'x': choose one of session, turn"),
+        ("load.stages=[{rate_per_s=3}]", "load.stages[0] has no 'duration_s': add it"),
+        ('expect=[{that="x"}]', "expect[0] has no 'metric': add it"),
+        ("workload.turns=1.5", "turns = 1.5 is a number where a whole number or a table with dist is wanted"),
         ("load.stages=[{rate=3}]", "in load.stages[0]: did you mean 'rate_per_s'?"),
     ],
 )

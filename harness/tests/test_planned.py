@@ -9,7 +9,7 @@ from harness.drive import Drive, Stage
 from harness.errors import UsageError
 from harness.mode_check import require_live, require_simulable
 from harness.planned import extent_of, planned, require_an_end, require_enough
-from harness.scenario import load_scenario
+from harness.scenario import check_scenario, load_scenario
 from workloads import Session, Streams, Turn, make_workload
 
 CHAT = {"kind": "multi-turn", "sessions": 10, "turns": 3, "think_time_ms": 1000.0}
@@ -91,3 +91,30 @@ def test_more_live_slots_than_ports_are_for_virtual_time():
     with pytest.raises(UsageError, match="at most 25,000 connections fit between two live processes"):
         require_live(many)
     require_simulable(many)
+
+
+@pytest.fixture
+def timed(tmp_path):
+    """A scenario whose sessions all start at instants of their own."""
+    rows = ({"timestamp": 100 * i, "input_length": 64, "output_length": 4, "hash_ids": [i]} for i in range(5))
+    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    trace = {"kind": "trace", "path": str(tmp_path / "trace.jsonl")}
+    return lambda load, **keys: check_scenario(
+        {"name": "timed", "routers": ["random"], "workload": {**trace, **keys}, "load": load}, "timed"
+    )
+
+
+def test_sessions_with_instants_of_their_own_are_an_open_loop_unless_slots_are_asked_for(timed):
+    load = timed({}).load
+    assert (load.driver, load.arrival, load.concurrency) == ("rate", "trace", None)
+    assert load.describe() == "an open loop (trace): sessions at instants of their own"
+    assert timed({"api": "chat"}).load.open_loop
+    assert check_scenario(timed({}).resolved(), "again").load == load
+    slots = timed({"concurrency": 3}, arrivals="slots").load
+    assert (slots.driver, slots.slots) == ("sessions", 3)
+
+
+@pytest.mark.parametrize("load", [{"driver": "sessions"}, {"concurrency": 4}, {"max_concurrency": 4}, {"ramp_s": 1.0}])
+def test_slots_that_no_session_would_wait_for_are_refused(timed, load):
+    with pytest.raises(UsageError, match="none would wait for a slot: leave driver, concurrency and ramp_s out"):
+        timed(load)

@@ -55,6 +55,27 @@ def test_a_router_that_does_not_answer_leaves_a_gap_and_disturbs_nobody(router, 
     assert [line["ingress"] for line in watched(tmp_path)] == ["i1"]
 
 
+def test_a_router_that_stays_silent_is_told_of_once_with_what_its_log_says(tmp_path):
+    (tmp_path / "router.log").write_text("router x on http://...\nwarning: its policy has been deciding\nbye\n")
+    watch = RouterWatch({"i0": "http://127.0.0.1:1"}, tmp_path, silent_s=0.0)
+    (said,) = watch.sample()
+    assert said == "ingress i0 has not answered for 0 s: its policy has been deciding"
+    watch._due_s = 0.0  # the next half second
+    assert watch.sample() == []
+
+
+def test_of_several_ingresses_each_has_a_log_of_its_own(tmp_path):
+    (tmp_path / "router-i1.log").write_text("warning: it is i1\n")
+    watch = RouterWatch({f"i{n}": "http://127.0.0.1:1" for n in (0, 1)}, tmp_path, silent_s=0.0)
+    first, second = watch.sample()
+    assert first.endswith(" s")
+    assert second.endswith(": it is i1")
+
+
+def test_a_router_that_answers_is_never_told_of(router, tmp_path):
+    assert RouterWatch({"i0": router[0]}, tmp_path, silent_s=0.0).sample() == []
+
+
 def test_without_routers_of_ours_there_is_no_file(tmp_path):
     RouterWatch({}, tmp_path).sample()
     assert watched(tmp_path) == []

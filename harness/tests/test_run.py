@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from harness.cli import run_cli
 from reports import read_run
+from routers.deciding import PolicyWatch
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIES = ("environment", "started_at", "wall_s")
@@ -83,7 +85,7 @@ def test_wrong_usage_is_one_line_that_names_the_mend(capsys, tmp_path):
     assert "live, sim, both" in error(capsys, "run", "quickstart", "--mode", "dream")
     assert "No such file" in error(capsys, "run", str(tmp_path / "x.toml"))
     assert "no such option" in error(capsys, "run", "quickstart", "--nonsense").lower()
-    assert "at least 1" in error(capsys, "run", "quickstart", "--repeats", "0")
+    assert "repeats = 0: give a whole number from 1 to 1000" in error(capsys, "run", "quickstart", "--repeats", "0")
     assert "choose one of" in error(capsys, "routers", "nope")
 
 
@@ -91,6 +93,20 @@ def test_a_folder_that_is_not_empty_is_never_written_over(capsys, tmp_path):
     (tmp_path / "keep.txt").write_text("mine")
     assert "not an empty folder" in error(capsys, "run", "quickstart", "--mode", "sim", "--out", str(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def test_a_disk_that_is_full_before_the_first_file_is_one_line(tmp_path):
+    out = tmp_path / "o"
+    code = (
+        "import resource, sys; from harness.cli import run_cli\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "sys.exit(run_cli(['run', 'quickstart', '--mode', 'sim', '--quiet', '--out', sys.argv[1]]))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"error: the results could not be written to {out}: File too large; make room")
+    assert done.stderr.count("\n") == 1
 
 
 def test_what_virtual_time_cannot_contain_is_refused(capsys, tmp_path):
@@ -188,6 +204,33 @@ def test_a_policy_that_breaks_down_is_one_line_with_its_place(capsys, tmp_path, 
     assert said in found
     assert ".py, line" in found
     assert json.loads((tmp_path / "o" / "run.json").read_text())["status"] == "partial"
+
+
+def test_a_policy_that_never_decides_is_named_while_it_does_and_when_the_run_is_interrupted(
+    capfd, tmp_path, monkeypatch
+):
+    policy = tmp_path / "endless.py"
+    policy.write_text(
+        "import time\nfrom routers import BasePolicy\n\n\nclass Endless(BasePolicy):\n"
+        "    def choose(self, turn, fleet):\n        while True:\n            time.sleep(0.001)\n"
+    )
+
+    def impatient(say):
+        def say_and_interrupt(said):
+            say(said)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        return PolicyWatch(say_and_interrupt, patience_s=0.02, look_s=0.01)
+
+    monkeypatch.setattr("harness.run.PolicyWatch", impatient)
+    shorter = [word for word in SHORT if word != "--quiet"]
+    out = tmp_path / "o"
+    router = f"{policy}:Endless"
+    assert run_cli(["run", "quickstart", "--mode", "sim", "--router", router, "--out", str(out), *shorter]) == 130
+    said = " ".join(capfd.readouterr().err.split())
+    assert said.count("its policy has been deciding for 0 s (endless.py, line 8)") == 2
+    assert said.endswith(f"interrupted: what was measured is kept in {out}")
+    assert json.loads((out / "run.json").read_text())["status"] == "partial"
 
 
 def test_a_run_that_measured_nothing_is_invalid(capsys, tmp_path):

@@ -5,6 +5,8 @@ import pytest
 from harness.arm import arms_of
 from harness.errors import UsageError
 from harness.scenario import builtin_names, check_scenario, load_scenario
+from harness.sim import Simulation
+from harness.tests.arms import small
 
 GOOD = {
     "name": "t",
@@ -181,3 +183,28 @@ def test_numbers_out_of_all_proportion_are_refused_in_one_line():
         load_scenario("quickstart", overrides=["load..concurrency=1"])
     with pytest.raises(UsageError):
         load_scenario("quickstart", overrides=["seed=" + "[" * 3000])
+
+
+def test_sessions_that_outgrow_the_model_are_a_slip_unless_they_are_meant():
+    long = {**GOOD, "engine": {**GOOD["engine"], "max_model_len": 64}}
+    assert "write load.overlong = 'send'" in refused(long)
+    meant = check_scenario({**long, "load": {**GOOD.get("load", {}), "overlong": "send"}}, "good")
+    assert meant.resolved()["load"]["overlong"] == "send"
+
+
+def test_an_engine_answers_what_is_too_long_with_400_and_the_session_ends():
+    scenario = load_scenario("client-errors", overrides=["workload.requests=60", "load.rate_per_s=20"])
+    rows = Simulation(arms_of(scenario)[0]).run().requests
+    refused_ = [row for row in rows if row["status"] == "error"]
+    assert refused_
+    for row in refused_:
+        assert row["error_class"] == "engine_4xx"
+        assert row["prompt_tokens"] + 100 > scenario.engine.max_model_len
+    assert all(row["status"] == "ok" for row in rows if row["prompt_tokens"] + 100 <= scenario.engine.max_model_len)
+
+
+def test_what_would_swell_every_report_or_never_end_is_refused():
+    with pytest.raises(UsageError, match="about has 20,000,000 characters, at most 2,000"):
+        small(about="x" * 20_000_000)
+    with pytest.raises(UsageError, match="routers has 5,000 entries, at most 1,000"):
+        small(routers=[{"name": f"r{n}", "policy": "random"} for n in range(5000)])

@@ -61,7 +61,9 @@ def test_every_address_answers_until_it_is_stopped(served, number):
     process, said = served
     found = addresses(said)
     assert len(found) == 3, said
-    assert said.count("tcp://127.0.0.1:") == 2
+    assert said.count(", KV events tcp://127.0.0.1:") == 2
+    assert f"backends  {found[1]},{found[2]}" in said
+    assert re.search(r"^events    tcp://127\.0\.0\.1:\d+,tcp://127\.0\.0\.1:\d+$", said, re.MULTILINE)
     assert get_json(f"{found[0]}/router/state")["policy"]
     for url in found:
         assert get_json(f"{url}/v1/models")["data"][0]["id"] == "mock-model"

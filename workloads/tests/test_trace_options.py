@@ -88,7 +88,7 @@ def test_sessions_are_counted_as_they_come(name, options):
     ("text", "says"),
     [
         ("", "trace.jsonl: the file is empty"),
-        ("hello\n", "trace.jsonl:1: this is no form that we know by its looks: name one with format = azure"),
+        ("hello\n", "trace.jsonl:1: this is no form that we know by its looks: name it with workload.format"),
         ([MOON, MOON | {"hash_ids": [0, 1, 2, 3]}], r"trace.jsonl:2: 600 input tokens are 1.2 blocks of 512, but 4"),
         ([MOON, {"timestamp": 4, "hash_ids": []}], "trace.jsonl:2: has no input_length"),
         ([MOON, MOON | {"output_length": 0}], "trace.jsonl:2: input_length = 600 and output_length = 0"),
@@ -149,7 +149,7 @@ def test_a_row_with_a_session_after_many_without_is_an_error(tmp_path):
         ({"sample": 0.0}, "give a share above 0"),
         ({"idle_gap_cap_s": -1.0}, "give seconds, 0 or more"),
         ({"block_size": 0}, "block_size = 0: at least 1"),
-        ({"arrivals": "poisson"}, "arrivals = 'poisson' does not fit"),
+        ({"arrivals": "poisson"}, "arrivals = 'poisson': choose one of slots, trace"),
     ],
 )
 def test_impossible_options_are_refused_before_anything_is_read(options, says):

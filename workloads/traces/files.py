@@ -6,6 +6,7 @@ document is a wrong file, not a reason to read ten gigabytes.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,21 @@ def lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
         raise TraceError(str(path), f"cannot be read: {error.strerror}") from error
 
 
+def _line_of_no_text(path: Path) -> int:
+    """The first line with bytes that are no UTF-8; text is decoded a piece at a time, so whoever met it knows only that
+    it is somewhere behind."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    number = 1
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK):
+            try:
+                decoder.decode(piece)
+            except UnicodeDecodeError as error:
+                return number + error.object.count(b"\n", 0, error.start)
+            number += piece.count(b"\n")
+    return number
+
+
 _DECODER = json.JSONDecoder()
 
 
@@ -91,6 +107,11 @@ def documents(path: Path) -> Iterator[tuple[int, Any]]:
                                 f"{path}:{line}",
                                 f"one document has more than {DOCUMENT_CHARS_MAX >> 20} Mi characters: split the file",
                             ) from error
+                    except (ValueError, RecursionError) as error:
+                        what = (
+                            "a number of thousands of digits" if isinstance(error, ValueError) else "too deep nesting"
+                        )
+                        raise TraceError(f"{path}:{line}", f"this document has {what}: is it a trace?") from error
                     else:
                         yield line, value
                         line += buffer.count("\n", 0, end)
@@ -106,6 +127,6 @@ def documents(path: Path) -> Iterator[tuple[int, Any]]:
                 ended = not more
                 buffer += more
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}:{line}", "is not UTF-8 text: convert it") from error
+        raise TraceError(f"{path}:{_line_of_no_text(path)}", "is not UTF-8 text: convert it") from error
     except OSError as error:
         raise TraceError(str(path), f"cannot be read: {error.strerror}") from error

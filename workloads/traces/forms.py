@@ -76,8 +76,10 @@ def decode(line: bytes, struct: type[StructType], number: int, reading: Reading)
         return msgspec.json.decode(line, type=struct)
     except msgspec.ValidationError as error:
         raise _misfit(error, number, reading) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{reading.path}:{number}", f"is not JSON: {error}") from error
+    except RecursionError as error:
+        raise TraceError(f"{reading.path}:{number}", "has too deep nesting: is it a trace?") from error
 
 
 def convert(document: Any, struct: type[StructType], line: int, reading: Reading) -> StructType:

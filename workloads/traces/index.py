@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workloads.errors import TraceError
+from workloads.traces.files import LINE_BYTES_MAX
 
 Numbers = npt.NDArray[np.int64]
 NO_TIME = -(1 << 62)
@@ -144,7 +145,7 @@ class Index:
                 found = []
                 for row in rows:
                     file.seek(self._offsets[row])
-                    found.append((self._numbers[row], file.readline().strip(b"\xef\xbb\xbf \t\r\n")))
+                    found.append((self._numbers[row], file.readline(LINE_BYTES_MAX).strip(b"\xef\xbb\xbf \t\r\n")))
                 return found
         except OSError as error:
             raise TraceError(str(self.path), f"cannot be read: {error.strerror}") from error

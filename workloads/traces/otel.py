@@ -128,7 +128,7 @@ def _call(read: _Trace, span: _Span, line: int, reading: Reading) -> _Call | Non
     try:
         parsed = json.loads(messages) if isinstance(messages, str) else messages
         said = tuple(json.dumps([str(m.get("role", "")), _plain(m)], ensure_ascii=False) for m in parsed)
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise row.fault(f"gen_ai.input.messages of span {span.span_id} is not a JSON list of messages") from error
     spoken = _spoken(attributes)
     output = attributes.get("gen_ai.usage.output_tokens")
@@ -150,7 +150,7 @@ def _spoken(attributes: dict[str, Any]) -> str:
     try:
         parsed = json.loads(messages) if isinstance(messages, str) else messages
         return "".join(_plain(m) for m in parsed) if isinstance(parsed, list) else ""
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return ""
 
 

@@ -50,7 +50,8 @@ def recognise(path: Path) -> str:
     if name is None:
         raise TraceError(
             f"{path}:{number}",
-            f"this is no form that we know by its looks: name one with format = {', '.join(sorted(TRACE_FORMATS))}",
+            "this is no form that we know by its looks: name it with workload.format (--format on the command line), "
+            f"one of {', '.join(sorted(TRACE_FORMATS))}",
         )
     return name
 
@@ -58,7 +59,7 @@ def recognise(path: Path) -> str:
 def _of_json(path: Path, line: bytes) -> str | None:
     try:
         value: Any = json.loads(line)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also bytes that are no text; whoever reads on says where
         value = None
     if not isinstance(value, dict):
         value = next((document for _, document in documents(path)), None)

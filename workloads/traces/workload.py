@@ -160,7 +160,7 @@ def _stated_block_size(path: Path) -> int | None:
         return None
     try:
         stated = msgspec.json.decode(sidecar.read_bytes()).get("block_size")
-    except (msgspec.DecodeError, AttributeError, OSError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, AttributeError, OSError) as error:
         raise TraceError(str(sidecar), "cannot be read: remove it, or convert the trace again") from error
     return stated if isinstance(stated, int) else None
 

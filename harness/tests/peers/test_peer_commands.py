@@ -67,13 +67,13 @@ def test_a_log_is_asked_only_of_a_router_that_keeps_one(tmp_path):
         )
 
 
-def test_a_list_is_several_arguments_alone_and_one_inside_a_word():
-    command = expand_command(
-        ["router", "{worker_urls}", "--all={worker_urls}", "{kv_event_endpoints}", '{"json": {}}'], REPLICAS, {}
-    )
+def test_a_list_is_one_argument_with_commas_unless_each_is_asked_for():
+    words = ["--backends", "{worker_urls}", "--all={worker_urls}", "{worker_urls_each}", "{kv_event_endpoints_each}"]
+    command = expand_command([*words, '{"json": {}}'], REPLICAS, {})
     urls = [replica.url for replica in REPLICAS]
     events = [replica.kv_events for replica in REPLICAS]
-    assert command == ["router", *urls, f"--all={urls[0]},{urls[1]}", *events, '{"json": {}}']
+    joined = ",".join(urls)
+    assert command == ["--backends", joined, f"--all={joined}", *urls, *events, '{"json": {}}']
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ def test_a_list_is_several_arguments_alone_and_one_inside_a_word():
         (lambda: peer_command("vllm-router", "kv-aware", [], 1, REPLICAS), "did you mean 'kv_aware'"),
         (lambda: peer_command("vllm-router", "random", ["--policy", "kv_aware"], 1, REPLICAS), "name the policy once"),
         (lambda: expand_command(["{prt}"], REPLICAS, dict.fromkeys(PLACEHOLDERS, "x")), "did you mean 'port'"),
+        (lambda: expand_command(["--all={worker_urls_each}"], REPLICAS, {}), "a word of its own: write {worker_urls}"),
     ],
 )
 def test_what_cannot_work_is_an_error_that_names_the_mend(call, says):
