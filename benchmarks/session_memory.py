@@ -23,7 +23,6 @@ import psutil
 from harness.load_plan import LoadPlan
 from harness.processes import PYTHON, Children, free_ports, get_json
 
-LOCUSTFILE = Path(__file__).resolve().parent.parent / "harness" / "locustfile.py"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 TOKEN = b'data: {"id":"cmpl-1","choices":[{"index":0,"text":" a"}]}\n\n'
 ASK = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
@@ -85,7 +84,9 @@ def hold_bare(port: int, count: int) -> None:
     gevent.joinall([gevent.spawn(hold) for _ in range(count)])
 
 
-def locust_command(folder: Path, url: str, count: int, prompt_tokens: int) -> list[str]:
+def load_command(folder: Path, url: str, count: int, prompt_tokens: int) -> list[str]:
+    from harness.live import locust_command  # not in the bare process, whose memory is measured
+
     workload = {"kind": "multi-turn", "sessions": count, "turns": 2, "first_input_tokens": prompt_tokens}
     plan = LoadPlan(
         workload=workload,
@@ -97,9 +98,7 @@ def locust_command(folder: Path, url: str, count: int, prompt_tokens: int) -> li
     )
     place = folder / "plan.json"
     place.write_bytes(msgspec.json.encode(plan))
-    users = ["--users", str(count), "--spawn-rate", str(count), "--only-summary"]
-    plan_option = ["--routebench-plan", str(place)]
-    return [*PYTHON, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url, *users, *plan_option]
+    return locust_command(place, url, count)
 
 
 def resident(kind: str, count: int, prompt_tokens: int) -> tuple[float, float]:
@@ -111,7 +110,7 @@ def resident(kind: str, count: int, prompt_tokens: int) -> tuple[float, float]:
         until(children, url, 0)
         command = [*PYTHON, __file__, "--bare", str(port), str(count)]
         if kind == "ours":
-            command = locust_command(Path(place), url, count, prompt_tokens)
+            command = load_command(Path(place), url, count, prompt_tokens)
         begun = time.monotonic()
         load = children.start("load", command)
         until(children, url, count)

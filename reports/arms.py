@@ -30,8 +30,17 @@ FAILURES: dict[str, Callable[[Rows], Mask]] = {
         rows.status("error") & (rows.frame["error_class"] == "router").to_numpy(dtype=bool, na_value=False)
     ),
     "incomplete": lambda rows: rows.status("incomplete") | cancelled(rows),
+    "cut_at_end": lambda rows: cancelled(rows) & rows.column("sent_us").known,
+    "not_sent": lambda rows: cancelled(rows) & ~rows.column("sent_us").known,
+    "not_completed": lambda rows: ~rows.ok,
 }
-"""Which requests each count of failures holds."""
+"""Which requests each count of failures holds. `errors` and `incomplete` are `not_completed`; `cut_at_end` and
+`not_sent` are parts of `incomplete`, and what is left of it was cut short."""
+
+
+def failure_counts(steady: Rows) -> dict[str, int]:
+    """Each count of failures, and `requests`."""
+    return {"requests": len(steady), **{name: int(mask_of(steady).sum()) for name, mask_of in FAILURES.items()}}
 
 
 def arm_metrics(
@@ -47,10 +56,10 @@ def arm_metrics(
 ) -> dict[str, Any]:
     """Every metric of the table for the rows given, which are one router's (one repeat, or several pooled).
 
-    `ceiling_cached_tokens` are the hits of one infinite cache over the steady requests, `ceiling_prompt_tokens` their
-    prompt tokens (default: those of the rows), and `distinct_prompts` the different prompts among the successes. `slo`
-    maps per-request figures to bounds in milliseconds.
-    `replicas` names replicas that exist even if no row or sample mentions them.
+    `ceiling_cached_tokens` are the hits of one infinite cache over the requests that the hit rate is of,
+    `ceiling_prompt_tokens` their prompt tokens (default: those of the rows), and `distinct_prompts` the different
+    prompts among the successes. `slo` maps per-request figures to bounds in milliseconds. `replicas` names replicas
+    that exist even if no row or sample mentions them.
     """
     rows = Rows(requests)
     steady = rows.steady
@@ -63,8 +72,7 @@ def arm_metrics(
     found: dict[str, Any] = {
         **distributions(rows, DISTRIBUTIONS),
         **cache_metrics(rows, fleet, ceiling),
-        "requests": len(steady),
-        **{name: int(mask_of(steady).sum()) for name, mask_of in FAILURES.items()},
+        **failure_counts(steady),
         "requests_per_s": successes / seconds if successes and seconds else None,
         "output_tokens_per_s": _token_rate(steady, "output_tokens", seconds),
         "input_tokens_per_s": _token_rate(steady, "prompt_tokens", seconds),

@@ -72,12 +72,17 @@ def list_baselines(folder: Path | str = FOLDER) -> dict[str, RunResult]:
 
 
 def read_figures(place: Path | str, folder: Path | str = FOLDER) -> RunResult:
-    """A run folder, a baseline's file, or the name of a baseline in `folder`, as a run; a baseline has no rows."""
+    """A run folder, a baseline's file, or the name of a baseline in `folder`, as a run; a baseline has no rows.
+
+    A run's rows are read to see that they are sound and its own, though only its figures are asked for.
+    """
     path = Path(place)
     if path.is_dir():
         if not (path / "run.json").exists() and (path / "live" / "run.json").exists():
             raise RunFolderError(f"{path} holds a run of each mode: give {path / 'live'} or {path / 'sim'}")
-        return read_run(path)
+        run = read_run(path)
+        run.check_rows()
+        return run
     named = Path(folder) / f"{path.name}.json"
     if not path.exists() and path.name == str(place) and named.exists():
         path = named

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.display import number, percent
 from reports.health import UNACCOUNTED, WARM
+from reports.unfinished import account, lost
 from reports.why import flags
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ ASKED = {
     "churn": "other-churn",
 }
 _TOLD = {WARM: "warm-start", UNACCOUNTED: "missing-records"}  # reasons of health that have a code of their own
+SHOWN_MAX = 6  # differences of one part of a scenario
 RECORDS_SHARE_MIN = 0.95  # of the baseline's requests; below, records are missing
 
 
@@ -87,7 +89,7 @@ def notes(current: RunResult, baseline: RunResult | None) -> Iterator[str]:
         other = [
             f"{key} {one} where the baseline has {two}"
             for key in ("platform", "cores", "python")
-            if (one := current.environment.get(key)) != (two := baseline.environment.get(key))
+            if (two := baseline.environment.get(key)) not in (None, one := current.environment.get(key))
         ]
         if other:
             yield f"another machine: {', '.join(other)}"
@@ -98,14 +100,14 @@ def _unfit(run: RunResult, name: str, errors_max: float) -> Iterator[Complaint]:
         yield Complaint("partial", f"{name} is {run.status}, not complete: run it to its end")
     for router, metrics in run.routers.items():
         asked = metrics["requests"]
-        failed = metrics["errors"] + metrics["incomplete"]
+        failed = lost(metrics)
         if not asked or failed == asked:
             yield Complaint("nothing-completed", f"{name}: no request of {router} completed: see logs/ of that run")
         elif failed > errors_max * asked:
             yield Complaint(
                 "errors-above-bound",
-                f"{name}: {failed:,} of {asked:,} requests of {router} failed ({percent(failed / asked)}, allowed "
-                f"{percent(errors_max)}), and latency over the rest would flatter it: see error_class in its rows",
+                f"{name}: {router}: {account(metrics)}, {percent(failed / asked)} where {percent(errors_max)} is "
+                "allowed, and latency over the rest would flatter it: see error_class in its rows",
             )
     reasons = list(run.health.get("reasons", ()))
     if run.health.get("verdict") not in ("ok", "degraded"):
@@ -119,21 +121,23 @@ def _unfit(run: RunResult, name: str, errors_max: float) -> Iterator[Complaint]:
             yield Complaint("warm-start", f"{name}: {flag.text}; start every arm with empty caches")
 
 
-def different(current: RunResult, baseline: RunResult) -> Iterator[tuple[str, str]]:
-    """Why two runs are not the same experiment: a code and a sentence each."""
+def different(current: RunResult, baseline: RunResult, other: str = "the baseline") -> Iterator[tuple[str, str]]:
+    """Why two runs are not the same experiment: a code and a sentence each, in which `other` stands for the second."""
     if current.mode != baseline.mode:
-        yield "other-mode", f"this run is {current.mode} and the baseline {baseline.mode}: compare runs of one mode"
+        yield "other-mode", f"this run is {current.mode} and {other} {baseline.mode}: compare runs of one mode"
     if current.seed != baseline.seed:
-        yield "other-seed", f"seed {current.seed} where the baseline has {baseline.seed}: the sessions are others"
+        yield "other-seed", f"seed {current.seed} where {other} has {baseline.seed}: the sessions are others"
+    held = _held(current, baseline)
     for part, code in ASKED.items():
-        changed = list(_changed(current.scenario.get(part), baseline.scenario.get(part), part))
+        changed = list(_changed(current.scenario.get(part), baseline.scenario.get(part), part, other))
         if changed:
-            text = "; ".join(changed[:4])
-            held = _held(current, baseline) if part in ("workload", "load") else ""
-            yield code, f"{text}{held}"
+            text = "; ".join(changed[:SHOWN_MAX])
+            more = f"; and {len(changed) - SHOWN_MAX} more" if len(changed) > SHOWN_MAX else ""
+            yield code, f"{text}{more}{held if part in ('workload', 'load') else ''}"
+            held = "" if part in ("workload", "load") else held  # told once
     counts = [len({each["repeat"] for each in run.repeats}) for run in (baseline, current)]
     if current.mode == "sim" and counts[0] != counts[1] and current.routers:
-        yield "other-repeats", f"{counts[1]} repeats where the baseline has {counts[0]}: other sessions are pooled"
+        yield "other-repeats", f"{counts[1]} repeats where {other} has {counts[0]}: other sessions are pooled"
 
 
 def _held(current: RunResult, baseline: RunResult) -> str:
@@ -148,14 +152,18 @@ def _held(current: RunResult, baseline: RunResult) -> str:
     return f"; load differs: about {before} against {now} in flight" if before != now else ""
 
 
-def _changed(now: Any, before: Any, path: str, *, options: bool = True) -> Iterator[str]:
-    """What differs. An option (a key of the part itself) that only one side knows came with another version."""
+def _changed(now: Any, before: Any, path: str, other: str, *, options: bool = True) -> Iterator[str]:
+    """What differs. An option (a key of the part itself) that only one side knows came with another version, and two
+    kinds of a thing have different options anyway."""
     if isinstance(now, Mapping) and isinstance(before, Mapping):
+        if now.get("kind") != before.get("kind"):
+            yield from _changed(now.get("kind"), before.get("kind"), f"{path}.kind", other)
+            return
         for key in dict.fromkeys((*before, *now)):
             if not options or (key in now and key in before):
-                yield from _changed(now.get(key), before.get(key), f"{path}.{key}", options=False)
+                yield from _changed(now.get(key), before.get(key), f"{path}.{key}", other, options=False)
     elif _plain(now) != _plain(before) and (now or before):
-        yield f"{path} {before} there, {now} here"
+        yield f"{path} is {_shown(now)} where {other} has {_shown(before)}"
 
 
 def _known_to_one(now: Any, before: Any, path: str) -> Iterator[str]:
@@ -163,7 +171,24 @@ def _known_to_one(now: Any, before: Any, path: str) -> Iterator[str]:
         for key in dict.fromkeys((*before, *now)):
             value = now.get(key, before.get(key))
             if (key in now) != (key in before) and value:
-                yield f"{path}.{key} = {value}"
+                yield f"{path}.{key} = {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    """A value of a scenario as a person would say it: `crash r1 at 10 s`, `{dist uniform, low 2, high 5}`, `none`."""
+    if isinstance(value, Mapping):
+        if "do" in value and "at_s" in value:
+            event = " ".join(str(part) for part in (value["do"], value.get("replica")) if part)
+            rest = {
+                key: part for key, part in value.items() if key not in ("do", "replica", "at_s") and part is not None
+            }
+            return f"{event} at {_shown(value['at_s'])} s" + "".join(f", {key} {_shown(rest[key])}" for key in rest)
+        return "{" + ", ".join(f"{key} {_shown(part)}" for key, part in value.items() if part is not None) + "}"
+    if isinstance(value, list | tuple):
+        return "; ".join(map(_shown, value)) if value else "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,11 @@ The best router is named winner only if it is better than every other by more th
 95 % shared out over the comparisons, and by more than half a percent. Otherwise it is too close to call. Arms ran the
 same sessions, so differences are taken between like sessions: what both arms found hard cancels out. With three or more
 repeats the interval comes from the spread between repeats, which also holds the machine's own noise; not of failures,
-which are too rare for that.
+which are too rare for that. A spread known from three repeats is hardly known, so their interval is wide (Student's t
+with two degrees of freedom), and there may be fewer winners than of one run alone.
+
+Requests that were lost are in no latency figure, and would have been among the slow ones: a router that lost clearly
+more of them than another, by the same interval, wins no time against it, however good its survivors look.
 """
 
 from __future__ import annotations
@@ -18,8 +22,9 @@ import numpy as np
 import pandas as pd
 
 from reports.intervals import COMPARED_AS_SHARE, Estimate, alike, estimates, has_model, t_quantile
-from reports.metrics_table import direction_of, lookup
+from reports.metrics_table import direction_of, lookup, metric_of
 from reports.rows import Rows
+from reports.unfinished import lost
 
 CONFIDENCE = 0.95
 MEANINGFUL = 0.005  # of the worse value; below it a difference is of no use to anybody, however certain
@@ -28,6 +33,7 @@ REPEATS_MIN = 3
 DECIMALS = 6  # as a run's file keeps them; beyond, values are the same
 TOO_CLOSE = "too close to call"
 EQUAL = "equal"
+LOST_MORE = "lost more requests"  # so what is ahead in a time wins nothing
 NOT_JUDGED = "not judged"  # no model says how much chance is in this figure of one or two repeats
 
 # What a comparison shows first. RL figures lead where there are rollout steps: the slowest member sets the time.
@@ -90,9 +96,14 @@ def call(address: str, arms: Sequence[Arm], slo: Mapping[str, float] | None = No
     best, others = ranked[0], ranked[1:]
     confidence = 1 - (1 - CONFIDENCE) / len(others)
     judged = {arm.name: _difference(address, best, arm, dict(slo or {}), confidence) for arm in others}
-    beaten = {name for name, found in judged.items() if _exceeds(found[0], values[best.name], values[name], sign)}
+    ahead = {name for name, found in judged.items() if _exceeds(found[0], values[best.name], values[name], sign)}
+    beaten = ahead
+    if metric_of(address).unit == "ms":
+        beaten = {arm.name for arm in others if arm.name in ahead and not _lost_more(best, arm, confidence)}
     runner_up = others[0]
     interval, basis = judged[runner_up.name]
+    if len(ahead) == len(others) > len(beaten):
+        basis = LOST_MORE
     if basis == NOT_JUDGED:
         return Call(address, None, None, tuple(values), basis=NOT_JUDGED)
     worse = abs(values[runner_up.name])
@@ -128,6 +139,31 @@ def make_arms(
         each = tuple(repeat["metrics"] for repeat in repeats if repeat["router"] == name)
         arms.append(Arm(name, Rows(requests[mask], ids[mask]), own, metrics, each))
     return arms
+
+
+def outcome(found: Mapping[str, Any]) -> str:
+    """A call of run.json in a word or two: who won, why nobody did, or nothing where there is nothing to win."""
+    basis = str(found.get("basis") or "")
+    return found.get("winner") or (basis if basis == LOST_MORE else TOO_CLOSE if found.get("best") else basis)
+
+
+def repeats_behind(found: Call) -> int | None:
+    """Between how many repeats the spread was taken; None where the interval comes from sessions and slices."""
+    count, _, word = found.basis.partition(" ")
+    return int(count) if word == "repeats" and count.isdigit() else None
+
+
+def lost_share(metrics: Mapping[str, Any]) -> float:
+    """Of the requests of an arm, those that did not complete."""
+    return lost(metrics) / metrics["requests"] if metrics["requests"] else 0.0
+
+
+def _lost_more(a: Arm, b: Arm, confidence: float) -> bool:
+    """Whether `a` lost a larger share of its requests than `b` by more than the interval of that difference."""
+    if lost_share(a.metrics) <= lost_share(b.metrics):
+        return False
+    interval, _ = _difference("not_completed", a, b, {}, confidence)
+    return interval is not None and interval[0] > 0
 
 
 def _compared(metrics: Mapping[str, Any], address: str) -> float | None:

@@ -222,7 +222,7 @@ def _exact(rule: Rule, name: str, current: RunResult, baseline: RunResult) -> Li
     worse = (two - one) if rule.worse == "higher" else (one - two)
     neither = METRICS[rule.address.split(".")[0]].direction == "none"
     outcome: Outcome = "pass" if one == two else "regression" if worse > 0 or neither else "better"
-    detail = "the same" if one == two else f"{_moved(rule.address, one, two)}, allowed none"
+    detail = "the same" if one == two else f"{_moved(rule, one, two)}, allowed none"
     return Line(name, rule.text, rule.kind, rule.address, outcome, detail, one, two, worse)
 
 
@@ -234,7 +234,7 @@ def _relative(rule: Rule, name: str, current: RunResult, baseline: RunResult) ->
         return _lost(rule, name, one)
     change, allowed = _worse(rule, one, two, one), _tolerance(rule, one)
     outcome: Outcome = "regression" if change > allowed + _SLACK else "better" if -change > allowed else "pass"
-    detail = f"{_moved(rule.address, one, two)}, allowed {_allowed(rule)}"
+    detail = f"{_moved(rule, one, two)}, allowed {_allowed(rule)}"
     return Line(name, rule.text, rule.kind, rule.address, outcome, detail, one, two, change)
 
 
@@ -263,7 +263,7 @@ def _statistical(
                 if name not in judged
                 else f"{samples:,} requests, {limits.samples_min} are needed"
             )
-            detail = f"{_moved(rule.address, one, two)}, from too little to tell: {few}"
+            detail = f"{_moved(rule, one, two)}, from too little to tell: {few}"
             yield Line(name, rule.text, rule.kind, rule.address, "inconclusive", detail, one, two), None
             continue
         before = scale[name]
@@ -272,7 +272,7 @@ def _statistical(
         better = -found.worse > allowed and found.high < 0
         outcome: Outcome = "regression" if found.worse > allowed + _SLACK else "better" if better else "pass"
         spread = _spread(rule, found.low, found.high)
-        detail = f"{_moved(rule.address, before, after)}, {spread}, allowed {_allowed(rule)}"
+        detail = f"{_moved(rule, before, after)}, {spread}, allowed {_allowed(rule)}"
         interval = (found.low, found.high)
         line = Line(name, rule.text, rule.kind, rule.address, outcome, detail, before, after, found.worse, interval)
         yield line, None if found.low == found.high else found.chance  # without any noise there is no chance
@@ -311,9 +311,19 @@ def _lost(rule: Rule, name: str, before: object) -> Line:
     return Line(name, rule.text, rule.kind, rule.address, "invalid", f"{rule.address}: {where}; save a new baseline")
 
 
-def _moved(address: str, one: float, two: float) -> str:
-    share = f" ({percent((two - one) / abs(one), signed=True)})" if one else ""
-    return f"{value_text(address, one)} -> {with_unit(address, two)}{share}"
+def _moved(rule: Rule, one: float, two: float) -> str:
+    """From, to, and the change in the measure of the rule: a share of the old value, or its own unit."""
+    gap = _in_unit(rule, two - one)
+    if rule.percent or rule.kind == "exact":
+        gap = percent((two - one) / abs(one), signed=True) if one else ""
+    return f"{value_text(rule.address, one)} -> {with_unit(rule.address, two)}{f' ({gap})' if gap else ''}"
+
+
+def _in_unit(rule: Rule, gap: float) -> str:
+    """A signed difference with its unit: of two shares it is points, not percent."""
+    text = value_text(rule.address, gap)
+    word = "points" if unit(rule.address) == "%" else unit(rule.address)
+    return f"{'+' if gap > 0 else ''}{text} {word}"
 
 
 def _spread(rule: Rule, low: float, high: float) -> str:
@@ -321,15 +331,14 @@ def _spread(rule: Rule, low: float, high: float) -> str:
     ends = (low, high) if rule.worse == "higher" else (-high, -low)
     if rule.percent:
         return f"95 % from {percent(ends[0], signed=True)} to {percent(ends[1], signed=True)}"
-    return f"95 % from {value_text(rule.address, ends[0])} to {with_unit(rule.address, ends[1])}"
+    return f"95 % from {_in_unit(rule, ends[0])} to {_in_unit(rule, ends[1])}"
 
 
 def _allowed(rule: Rule) -> str:
     sign = "+" if rule.worse == "higher" else "-"
     if rule.percent:
         return f"{sign}{percent(rule.value)}"
-    word = "points" if unit(rule.address) == "%" else ""
-    return f"{sign}{value_text(rule.address, rule.value)} {word or unit(rule.address)}"
+    return sign + _in_unit(rule, rule.value).removeprefix("+")
 
 
 def _mapping(address: str, value: Mapping[str, Any]) -> str:

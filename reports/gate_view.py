@@ -6,6 +6,7 @@ In the XML a suite is the run and a case is one rule for one router. A run that 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from xml.etree import ElementTree as Xml
@@ -19,9 +20,11 @@ from reports.display import in_markdown
 from reports.gate import GateResult, Line
 from reports.injections import Injection
 from reports.rules import rule_lines
-from reports.terminal import COLUMNS_MAX
+from reports.terminal import COLUMNS_MAX, folded
 
 STYLES = {"pass": "green", "better": "bold green", "regression": "bold red", "inconclusive": "yellow", "invalid": "red"}
+_ALLOWED = re.compile(", allowed [^;]*")  # stands beside it as the rule
+ROUTER_WIDTH = 24  # of 100 columns: `my_router.py:MyPolicy` on one line
 _ORDER = ("invalid", "regression", "inconclusive", "better", "pass")
 _ILLEGAL = {code: "\ufffd" for code in range(32) if code not in (9, 10, 13)}  # what XML 1.0 cannot hold
 
@@ -131,12 +134,13 @@ def _child(case: Xml.Element, tag: str, kind: str, text: str) -> None:
 def _lines_table(lines: Sequence[Line]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("", no_wrap=True)
-    table.add_column("router", overflow="fold", max_width=18)
+    names = [folded(line.router, ROUTER_WIDTH) for line in lines]
+    table.add_column("router", no_wrap=True)
     table.add_column("rule", overflow="fold", max_width=30)
     table.add_column("found", overflow="fold")
-    for line in lines:
+    for line, name in zip(lines, names, strict=True):
         outcome = Text(line.outcome, style=STYLES[line.outcome])
-        table.add_row(outcome, *map(Text, (line.router, line.rule, line.detail)))
+        table.add_row(outcome, *map(Text, (name, line.rule, _ALLOWED.sub("", line.detail))))
     return table
 
 

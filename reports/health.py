@@ -13,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from reports.arms import arms_of
+from reports.arms import arms_of, failure_counts
 from reports.display import number
 from reports.latency import PER_REQUEST, nearest_rank
 from reports.records import OFF_RATE
 from reports.rows import Rows
 from reports.stages import rate_missed, stages_left_out
+from reports.unfinished import account
 
 LAG_MS_INVALID = 100.0
 LAG_SHARE_DEGRADED = 0.10  # of the TTFT median
@@ -139,7 +140,7 @@ def _success(arms: Sequence[_Arm], invalid: list[str], degraded: list[str]) -> N
     failing = []
     for arm in arms:
         rows = arm.steady
-        failed = int((rows.status("error") | rows.status("incomplete")).sum())
+        failed = int((rows.status("error") | rows.status("incomplete")).sum())  # the others the load cut or never sent
         if not len(rows):
             if arm.rows:
                 invalid.append(
@@ -156,15 +157,16 @@ def _success(arms: Sequence[_Arm], invalid: list[str], degraded: list[str]) -> N
             )
         elif failed > ERROR_SHARE_INVALID * len(rows):
             invalid.append(
-                f"{arm.name}: {failed:,} of {len(rows):,} requests failed (bound {ERROR_SHARE_INVALID:.0%}), and the "
-                "others alone flatter it: look at error_class in requests.parquet and at logs/"
+                f"{arm.name}: {account(failure_counts(rows))}; errors and cut short are over "
+                f"{ERROR_SHARE_INVALID:.0%}, and the others alone flatter it: look at error_class in "
+                "requests.parquet and at logs/"
             )
         elif failed > ERROR_SHARE_DEGRADED * len(rows):
-            failing.append(f"{arm.name} {failed:,} of {len(rows):,}")
+            failing.append(f"{arm.name}: {account(failure_counts(rows))}")
     if failing:
         degraded.append(
-            f"requests failed ({', '.join(failing)}) and latency is taken over the others only, which may flatter "
-            "an arm: look at error_class in requests.parquet"
+            f"{'; '.join(failing)}; latency is taken over the others only, which may flatter an arm: look at "
+            "error_class in requests.parquet"
         )
 
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from reports.compare import CONFIDENCE, MEANINGFUL, TOO_CLOSE, make_arms
+from reports.compare import CONFIDENCE, LOST_MORE, MEANINGFUL, make_arms, outcome
 from reports.display import cell, label, number, percent, shares, unit, value_text
-from reports.ingresses import INGRESS_HEADS, ingress_rows
+from reports.ingresses import INGRESS_HEADS, INGRESS_NOTE, ingress_rows
 from reports.intervals import COMPARED_AS_SHARE
 from reports.load_line import load_lines
 from reports.loops import loop_rows
@@ -31,6 +31,7 @@ from reports.metrics_table import METRICS, direction_of, lookup
 from reports.plots import plots
 from reports.stages import STAGE_HEADS, stage_rows
 from reports.table_rows import PLACEMENT_ROW, table_addresses
+from reports.unfinished import WHERE_LOST, where_unfinished
 
 if TYPE_CHECKING:
     from reports.run import RunResult
@@ -60,7 +61,11 @@ def html(run: RunResult) -> str:
             run=run,
             names=list(run.routers),
             loads=load_lines(run),
+            standing=standing(run),
+            where_lost=WHERE_LOST,
+            lost=where_unfinished(run.requests),
             ingress_heads=INGRESS_HEADS,
+            ingress_note=INGRESS_NOTE,
             ingresses=ingress_rows(run),
             stage_heads=STAGE_HEADS,
             stages=stage_rows(run.stages),
@@ -85,6 +90,18 @@ def html(run: RunResult) -> str:
             plotly=Markup(packed_plotly()),
         )
     )
+
+
+def standing(run: RunResult) -> str:
+    """What the verdict on the run's health means for its figures; a simulation has no machine that could disturb it."""
+    verdict = run.health["verdict"]
+    if verdict == "ok":
+        beware = run.verdict.get("flags")
+        return "The run measured what it should; beware of what follows." if beware else "Nothing speaks against it."
+    if verdict == "degraded":
+        exact = run.mode == "sim"
+        return "Exact, but read this first." if exact else "Small differences may not come from the routers."
+    return "Do not trust these figures."
 
 
 def page_environment() -> Environment:
@@ -129,7 +146,7 @@ def comparison_rows(run: RunResult) -> Iterator[dict[str, Any]]:
             "label": label(address),
             "unit": unit(address),
             "cells": cells,
-            "winner": found.get("winner") or (TOO_CLOSE if found.get("best") else found.get("basis", "")),
+            "winner": outcome(found),
             "won": bool(found.get("winner")),
             "detail": _detail(address, found),
             "arrow": {"lower": "lower is better", "higher": "higher is better", "none": ""}[direction_of(address)],
@@ -139,6 +156,8 @@ def comparison_rows(run: RunResult) -> Iterator[dict[str, Any]]:
 def _detail(address: str, found: Mapping[str, Any]) -> str:
     if not found.get("best"):
         return ""
+    if found.get("basis") == LOST_MORE:
+        return f"{found['best']} is ahead, but lost more requests, which are in no time"
     if not found.get("winner"):
         return f"{found['best']} or {found['runner_up']}"
     text = f"{percent(found['gain'])} better than {found['runner_up']}"

@@ -20,6 +20,12 @@ from reports.rows import Rows, natural_key
 if TYPE_CHECKING:
     from reports.run import RunResult
 
+INGRESS_NOTE = (
+    "What each router process did, and all of a router together. Largest share: what the busiest replica got of these "
+    "requests; evenly spread it is 100 % / replicas. Same ingress as turn before: later turns of a session that met "
+    "the process of the turn before, which alone remembers it; turns spread at random over N do so once in N. Load "
+    "imbalance is measured at the engines, which all processes feed, so there is one for all together."
+)
 INGRESS_HEADS = (
     "router",
     "ingress",
@@ -73,8 +79,8 @@ def _of_router(run: RunResult, name: str) -> Iterator[tuple[str, ...]]:
             value_text("ttft_ms.p50", ttft.get("p50")),
             value_text("ttft_ms.p99", ttft.get("p99")),
             percent(counts.max() / counts.sum()).removesuffix(" %") if len(counts) else UNKNOWN,
-            "",
-            "",
+            UNKNOWN,
+            UNKNOWN,
         )
 
 

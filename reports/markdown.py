@@ -9,15 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reports.compare import TOO_CLOSE
+from reports.compare import outcome
 from reports.display import cell, in_markdown, label, shares, unit
-from reports.ingresses import INGRESS_HEADS, ingress_rows
+from reports.ingresses import INGRESS_HEADS, INGRESS_NOTE, ingress_rows
 from reports.load_line import load_lines
 from reports.loops import loop_rows
 from reports.metrics_table import METRICS, metric_of
 from reports.stages import STAGE_HEADS, stage_rows
 from reports.table_rows import PLACEMENT_ROW, table_addresses
-from reports.unfinished import where_unfinished
+from reports.unfinished import WHERE_LOST, where_unfinished
 
 if TYPE_CHECKING:
     from reports.run import RunResult
@@ -42,7 +42,7 @@ def markdown(run: RunResult) -> str:
     if run.verdict.get("flags"):
         lines.append("")
     if counted := where_unfinished(run.requests):
-        lines += [f"Where requests were that came to no good end (`unfinished` in run.json): {counted}.", ""]
+        lines += [f"{WHERE_LOST} (`unfinished` in run.json): {counted}.", ""]
     if not names:
         return "\n".join([*lines, "No figures: the run did not come to its end.", ""])
     lines.append(f"| | unit | {' | '.join(map(in_markdown, names))} | winner |")
@@ -60,7 +60,7 @@ def markdown(run: RunResult) -> str:
             f"**{cell(run.routers[name], address)}**" if name == best else cell(run.routers[name], address)
             for name in names
         ]
-        won = in_markdown(best or (TOO_CLOSE if found.get("best") else found.get("basis", "")))
+        won = in_markdown(outcome(found))
         lines.append(f"| {label(address)} | {unit(address)} | {' | '.join(cells)} | {won} |")
     lines += _ingresses(run) + _stages(run) + _loops(run)
     shown = dict.fromkeys(metric_of(address).name for address in addresses if address != PLACEMENT_ROW)
@@ -69,6 +69,7 @@ def markdown(run: RunResult) -> str:
     lines += [
         "",
         "A winner is named only where the difference is larger than its 95 % interval and above half a percent. "
+        "A router that lost clearly more requests than another wins no time against it. "
         "Figures come from raw samples; a load tool's own rounded table is for watching and may differ.",
         "",
         "</details>",
@@ -82,7 +83,7 @@ def _ingresses(run: RunResult) -> list[str]:
     if not rows:
         return []
     head = ["", f"| {' | '.join(INGRESS_HEADS)} |", f"| --- | --- |{' ---: |' * (len(INGRESS_HEADS) - 2)}"]
-    return [*head, *(f"| {' | '.join(map(in_markdown, row))} |" for row in rows)]
+    return [*head, *(f"| {' | '.join(map(in_markdown, row))} |" for row in rows), "", INGRESS_NOTE]
 
 
 def _stages(run: RunResult) -> list[str]:

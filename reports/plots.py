@@ -27,6 +27,7 @@ CURVE_POINTS = 240
 SERIES_POINTS = 100
 REPLICA_LINES_MAX = 12  # beyond, lines would hide each other: lowest, median and highest replica instead
 PANELS_A_ROW = 4
+GAP_SPANS = 2  # spans without a sample from which a line is broken: the replica was not there
 
 
 def plots(arms: Sequence[Arm], router_samples: pd.DataFrame | None = None, churn: Churn = ()) -> list[Plot]:
@@ -258,17 +259,26 @@ def _replica_lines(arm: Arm, column: str, names: Sequence[str]) -> Iterable[dict
         parts = {"lowest": table.min(axis=1), "median": table.median(axis=1), "highest": table.max(axis=1)}
         series = {f"{word} of {len(names)}": values for word, values in parts.items()}
         names = list(series)
-    for name, values in series.items():
+    for name, known in series.items():
+        values = _broken_where_absent(known)
         yield {
             "type": "scatter",
             "mode": "lines",
             "name": name,
             "x": thin(values.index.to_numpy(dtype=np.float64) * span_us / 1e6, 2),
-            "y": thin(values.to_numpy(dtype=np.float64), 2),
+            "y": [None if np.isnan(value) else value for value in thin(values.to_numpy(dtype=np.float64), 2)],
             "line": {"width": 1.6},
             "hovertemplate": f"{name}: %{{y:,.1f}}<extra></extra>",
             "meta": {"replica": names.index(name), "replicas": len(names)},
         }
+
+
+def _broken_where_absent(values: pd.Series) -> pd.Series:
+    """With an unknown value behind the last one before each gap, so that no line is drawn over the time in which a
+    replica was dead."""
+    spans = values.index.to_numpy(dtype=np.int64)
+    gaps = spans[:-1][np.diff(spans) > GAP_SPANS] + 1
+    return pd.concat([values, pd.Series(np.nan, index=gaps)]).sort_index() if len(gaps) else values
 
 
 def _means(bins: Ints, values: Floats) -> pd.Series:

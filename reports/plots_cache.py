@@ -11,7 +11,7 @@ from reports.compare import Arm
 from reports.display import percent
 from reports.plot_parts import SPANS, TIME_AXIS, Plot, first_repeat, spans_of, thin, trace_of
 
-FALLS = ("lost by placement or eviction", "index wrong")
+FALLS = ("lost by placement or eviction", "believed, not served")
 STAGES = ("one infinite cache", FALLS[0], "the router believed", FALLS[1], "served")
 
 
@@ -97,7 +97,8 @@ def waterfall(arms: Sequence[Arm]) -> Plot | None:
     if FALLS[1] in drawn:
         note = (
             "prompt tokens that could have been hit, were expected where the request was sent, and were served from "
-            "cache; index wrong: below 0 believed but not there, above 0 there but not believed"
+            "cache; believed, not served: gone when the engine came to the request, be it that the index was wrong "
+            "when the router chose or that it was evicted while the request waited; above 0 served, not believed"
         )
     return Plot("waterfall", "Where hits were lost", note, data, layout, wide=True, section="cache") if data else None
 

@@ -1,8 +1,8 @@
 """Sessions as swim lanes: one lane a session, a bar a turn, coloured by the replica that answered it.
 
 Every router shows the same sessions at the same heights, so one can follow a rollout from router to router. Of RL runs
-it is the step that took longest; else the neighbours of the slowest session. The slowest one of each router is marked:
-in RL it is the path that the whole step waits for.
+it is the step that took any router longest; else the neighbours of the slowest session. The slowest one of each router
+is marked: in RL it is the path that the whole step waits for.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def swim_lanes(arms: Sequence[Arm]) -> Plot | None:
         )
     title = f"Rollouts of step {step}" if step is not None else "Sessions as lanes"
     note = (
-        ("the longest step; " if step is not None else f"{len(lanes)} sessions around the slowest; ")
+        ("the longest step of any router; " if step is not None else f"{len(lanes)} sessions around the slowest; ")
         + "a lane is one session at the same height for every router; thin: waiting for the first token, thick: "
         "answering; colour: replica; shaded: the slowest"
     )
@@ -94,14 +94,14 @@ def _table(arm: Arm) -> pd.DataFrame:
 
 
 def _longest_step(tables: Sequence[pd.DataFrame]) -> int:
-    """The step whose makespans sum to most over the routers."""
-    total: dict[int, float] = {}
+    """The step with the largest makespan of any router, which the table calls its maximum."""
+    longest: dict[int, float] = {}
     for table in tables:
         grouped = table.groupby("rollout_step")
         spans = grouped["last_token_us"].max() - grouped["sent_us"].min()
         for step, span in zip(spans.index.tolist(), spans.tolist(), strict=True):
-            total[int(step)] = total.get(int(step), 0.0) + span
-    return max(sorted(total), key=lambda step: total[step])
+            longest[int(step)] = max(longest.get(int(step), 0.0), span)
+    return max(sorted(longest), key=lambda step: longest[step])
 
 
 def _lanes(tables: Sequence[pd.DataFrame], rollouts: bool) -> list[str]:

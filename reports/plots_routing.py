@@ -17,7 +17,8 @@ from reports.plot_parts import TIME_AXIS, Plot, thin, trace_of
 from reports.spread import chances
 
 LOAD_BINS = 10
-CORRELATED = 0.1  # a correlation below says nothing
+CORRELATED = 0.1  # a weaker correlation is of no use, however certain
+CORRELATED_ERRORS = 2.0  # standard errors of a correlation of chance, 1 / sqrt(chances)
 INDEX_POINTS = 240
 DONE = {"add": "joins", "drain": "drains", "remove": "leaves", "crash": "crashes", "restart": "restarts"}
 
@@ -42,14 +43,15 @@ def placement_against_load(arms: Sequence[Arm]) -> Plot | None:
         trace["mode"] = "lines+markers"
         trace["hovertemplate"] = f"%{{y:.0f}} % of %{{customdata:,}} chances<extra>{arm.name}, r {number(r, 2)}</extra>"
         data.append(trace)
-        way = "does not look at load" if abs(r) < CORRELATED else "avoids load" if r < 0 else "seeks load"
+        certain = abs(r) >= max(CORRELATED, CORRELATED_ERRORS / np.sqrt(len(load)))
+        way = ("avoids load" if r < 0 else "seeks load") if certain else "shows neither"
         signs.append(f"{arm.name} {way} (r {number(r, 2)})")
     layout = {
         "xaxis": {"title": {"text": "% of the decode load on the replica"}, "range": [0, 100], "dtick": 25},
         "yaxis": {"title": {"text": "% of new sessions that went there"}, "rangemode": "tozero"},
         "hovermode": "closest",
     }
-    note = f"falling: new sessions avoid load, rising: they seek it; {', '.join(signs)}"
+    note = f"falling: new sessions avoid load, rising: they seek it; by correlation {', '.join(signs)}"
     return Plot("placement-load", "New sessions against load", note, data, layout, section="cache") if data else None
 
 
@@ -88,7 +90,7 @@ def mark_churn(plot: Plot, churn: Churn, names: Sequence[str]) -> Plot:
         for place, each in enumerate(events):
             at_s = each["at_s"] if each.get("done_at_s") is None else each["done_at_s"]
             line = {"type": "line", "x0": at_s, "x1": at_s, "y0": 0, "y1": 1, "line": {"dash": "dot", "width": 1}}
-            where = {"xref": f"x{suffix}", "yref": f"y{suffix} domain"}
+            where = {"xref": f"x{suffix}", "yref": f"y{suffix} domain" if several else "paper"}
             plot.layout.setdefault("shapes", []).append(line | where)
             text = f"{each['replica']} {DONE.get(each['do'], each['do'])}"
             # Above a plot of its own; beside others the name of the router stands there.

@@ -10,16 +10,29 @@ import numpy as np
 from reports.compare import Arm
 from reports.latency import PER_REQUEST, nearest_rank
 from reports.metrics_table import METRICS
-from reports.plot_parts import SPANS, TIME_AXIS, Plot, first_repeat, log_ticks, spans_of, thin, trace_of, whole_sessions
+from reports.plot_parts import (
+    SPANS,
+    TIME_AXIS,
+    Plot,
+    first_repeat,
+    log_ticks,
+    share_of,
+    spans_of,
+    thin,
+    trace_of,
+    whole_sessions,
+)
 from reports.rows import Floats, Ints, Rows
 
-DRAWN: tuple[tuple[str, int, dict[str, Any]], ...] = (("p50", 50, {}), ("p95", 95, {"dash": "dot", "width": 1.6}))
+DRAWN = (("p50", 50), ("p95", 95))  # from the bottom up, a panel each: on one axis they would cross each other
+PANELS_PX = 420
 PHASES = ("routing", "engine queue", "prefill", "decode", "pause")
 
 
 def latency_over_time(arms: Sequence[Arm], name: str) -> Plot | None:
-    """Median and p95 of the requests sent in each of equal spans."""
+    """Median and p95 of the requests sent in each of equal spans, p95 above."""
     data: list[dict[str, Any]] = []
+    drawn: dict[str, list[float]] = {word: [] for word, _ in DRAWN}
     for place, arm in enumerate(arms):
         steady = first_repeat(arm.rows).steady
         values, known = PER_REQUEST[name](steady)
@@ -28,22 +41,30 @@ def latency_over_time(arms: Sequence[Arm], name: str) -> Plot | None:
         if not mask.any():
             continue
         spans, middles = spans_of(sent.values[mask])
-        for word, percentile, style in DRAWN:
+        for panel, (word, percentile) in enumerate(DRAWN):
             ranks = _ranks(spans, np.asarray(values[mask] / 1_000, dtype=np.float64), percentile)
             trace = trace_of(place, f"{arm.name} {word}", x=thin(middles, 2), y=ranks)
-            trace["line"] = {**trace["line"], **style}
-            trace["connectgaps"] = True
+            trace |= {"connectgaps": True, "yaxis": _axis("y", panel)}
+            drawn[word] += [rank for rank in ranks if rank and rank > 0]
             trace["hovertemplate"] = f"{word} %{{y:,.1f}} ms<extra>{arm.name}</extra>"
             data.append(trace)
-    drawn = [value for trace in data for value in trace["y"] if value and value > 0]
-    layout = {
-        "xaxis": {**TIME_AXIS, "title": {"text": "seconds since the arm began, when sent"}},
-        "yaxis": {"type": "log", "title": {"text": "ms, log scale"}, **log_ticks(drawn)},
-        "hovermode": "x unified",
-    }
+    time = {**TIME_AXIS, "title": {"text": "seconds since the arm began, when sent"}}
+    layout: dict[str, Any] = {"xaxis": time, "hovermode": "x unified"}
+    for panel, (word, _) in enumerate(DRAWN):
+        layout[_axis("yaxis", panel)] = {
+            "type": "log",
+            "title": {"text": f"{word}, ms"},
+            "domain": share_of(panel, len(DRAWN), gap=0.08),
+            **log_ticks(drawn[word]),
+        }
     title = f"{METRICS[name].title} over time"
-    note = f"p50, and p95 dotted, of the requests sent in each of {SPANS} spans"
-    return Plot(f"time-{name}", title, note, data, layout) if drawn else None
+    note = f"p95 above, p50 below, of the requests sent in each of {SPANS} spans; log scale"
+    return Plot(f"time-{name}", title, note, data, layout, PANELS_PX) if any(drawn.values()) else None
+
+
+def _axis(letter: str, panel: int) -> str:
+    """As plotly counts them: the first has no number."""
+    return f"{letter}{panel + 1}" if panel else letter
 
 
 def _ranks(spans: Ints, values: Floats, percentile: int) -> list[float | None]:

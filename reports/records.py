@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -84,6 +85,8 @@ FLEET_REQUIRED = ("router", "repeat", "t_us", "replica")
 ROUTER_REQUIRED = ("router", "repeat", "ingress", "t_us")
 STATUSES = ("ok", "error", "incomplete", "cancelled")  # cancelled: cut by the load generator at the run's end
 OFF_RATE = "off-rate"  # phase of requests of a stage that was not sent at its rate
+IN_ORDER = ("sent_us", "first_token_us", "second_token_us", "last_token_us", "end_us")
+"""What the load generator saw of a request by its one clock, so none of these is before another to its left."""
 PHASES = ("warmup", "steady", "cooldown", OFF_RATE)
 FLEET_BIN_US = 500_000
 WHOLE_MAX = 1 << 53  # beyond, sums and means would not be exact
@@ -142,7 +145,7 @@ def read_json_lines(path: Path | str) -> list[dict[str, Any]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
             raise RecordError(
@@ -302,6 +305,22 @@ def _check_words(frame: pd.DataFrame, column: str, words: tuple[str, ...]) -> No
     strange = [word for word in frame[column].unique() if word not in words]
     if strange:
         raise RecordError(f"{column} {strange[0]!r} is not known: use one of {', '.join(words)}")
+
+
+def check_order(frame: pd.DataFrame) -> None:
+    """Refuses a request that ended before it began, as only a changed file has it; instants that nobody knows are
+    passed over. Raises RecordError."""
+    latest, before = np.full(len(frame), -WHOLE_MAX), np.full(len(frame), "", dtype=object)
+    for name in IN_ORDER:
+        instants = frame[name].to_numpy(dtype=np.int64, na_value=WHOLE_MAX)
+        known = instants < WHOLE_MAX
+        if (wrong := known & (instants < latest)).any():
+            row = int(np.argmax(wrong))
+            raise RecordError(
+                f"request {frame['request_id'].iloc[row]!r} has {name} {instants[row]:,} before {before[row]} "
+                f"{latest[row]:,}: nothing ends before it begins; restore the file, or run it again"
+            )
+        latest, before[known] = np.where(known, instants, latest), name
 
 
 def _counted(frame: pd.DataFrame, **bounds: int) -> pd.DataFrame:

@@ -1,8 +1,9 @@
 """A run as files: assembled once at the end by `finish_run`, read back by `read_run`.
 
-run.json holds the figures, the parquet files the rows they came from. Floats are rounded to six decimals, which is a
-nanosecond in a figure of milliseconds: beyond that, figures are an accident of the order of additions. Nothing but
-`environment`, `started_at` and `wall_s` depends on when or where a simulation ran, and report.md shows none of these.
+run.json holds the figures, the parquet files the rows they came from, and `digests` tells whether they still do.
+Floats are rounded to six decimals, which is a nanosecond in a figure of milliseconds: beyond that, figures are an
+accident of the order of additions. Nothing but `environment`, `started_at` and `wall_s` depends on when or where a
+simulation ran, and report.md shows none of these.
 """
 
 from __future__ import annotations
@@ -18,12 +19,22 @@ import pandas as pd
 
 from reports.arms import arm_metrics, arms_of
 from reports.compare import DECIMALS, call, make_arms
+from reports.digests import digest
 from reports.errors import RecordError, RunFolderError
 from reports.health import HealthFacts, health
 from reports.html import write_html
 from reports.markdown import write_markdown
 from reports.metrics_table import METRICS
-from reports.records import OFF_RATE, Table, fleet_frame, read_parquet, requests_frame, router_frame, write_parquet
+from reports.records import (
+    OFF_RATE,
+    Table,
+    check_order,
+    fleet_frame,
+    read_parquet,
+    requests_frame,
+    router_frame,
+    write_parquet,
+)
 from reports.shapes import STATUSES, ShapeError, check_run, parse_json
 from reports.stages import stages_of, without_off_rate
 from reports.table_rows import PLACEMENT_ROW, table_addresses
@@ -31,7 +42,7 @@ from reports.unfinished import unfinished
 from reports.why import OUTCOMES, ROLLOUT_OUTCOMES, has_rollouts, sentences, told_flags
 
 SCHEMA_VERSION = 1
-ROUTER_FILE = "router.parquet"
+REQUESTS_FILE, FLEET_FILE, ROUTER_FILE = "requests.parquet", "fleet.parquet", "router.parquet"
 HEADER_KEYS = ("status", "scenario", "mode", "seed", "environment", "started_at", "wall_s")
 
 Status = Literal["running", "complete", "partial"]
@@ -53,6 +64,7 @@ class RunResult:
     wall_s: float | None = None
     stages: Sequence[Mapping[str, Any]] = ()  # of an open loop: what was asked and what was sent
     churn: Sequence[Mapping[str, Any]] = ()  # {"router", "repeat", "at_s", "do", "replica", "done_at_s"}
+    digests: Mapping[str, str] = field(default_factory=dict)  # file -> digest of its rows; none in earlier versions
 
     @property
     def name(self) -> str:
@@ -60,26 +72,30 @@ class RunResult:
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        found = self._rows("requests.parquet", requests_frame)
+        found = self._rows(REQUESTS_FILE, requests_frame)
         steady = found.loc[found["phase"] == "steady", "router"].value_counts()
         for name, metrics in self.routers.items():
             if steady.get(name, 0) != metrics["requests"]:
                 raise RecordError(
-                    f"{self.folder / 'requests.parquet'}: has {steady.get(name, 0):,} measured requests of {name} "
+                    f"{self.folder / REQUESTS_FILE}: has {steady.get(name, 0):,} measured requests of {name} "
                     f"where run.json counts {metrics['requests']:,}: the two are not of one run; restore them, or run "
                     "it again"
                 )
+        try:
+            check_order(found)
+        except RecordError as error:
+            raise RecordError(f"{self.folder / REQUESTS_FILE}: {error}") from error
         return found
 
     @cached_property
     def fleet(self) -> pd.DataFrame:
-        return self._rows("fleet.parquet", fleet_frame)
+        return self._rows(FLEET_FILE, fleet_frame)
 
     @cached_property
     def router_samples(self) -> pd.DataFrame:
         """Empty where no router was sampled, and then without a file."""
-        path = self.folder / ROUTER_FILE
-        return self._rows(ROUTER_FILE, router_frame) if path.exists() else router_frame([])
+        there = ROUTER_FILE in self.digests or (self.folder / ROUTER_FILE).exists()
+        return self._rows(ROUTER_FILE, router_frame) if there else router_frame([])
 
     def _rows(self, file: str, frame_of: Callable[[Table], pd.DataFrame]) -> pd.DataFrame:
         """Rows of a finished run must be there; of one that was killed there may be none."""
@@ -95,19 +111,32 @@ class RunResult:
                 f"{path}: has rows of {strange[0]!r}, and run.json knows no such router: the two are not of one run; "
                 "restore them, or run it again"
             )
+        if (kept := self.digests.get(file)) is not None and kept != digest(found):
+            raise RecordError(
+                f"{path}: holds other rows than run.json was computed from: the file was changed or is of another run; "
+                "restore it, or run it again"
+            )
         return found
+
+    def check_rows(self) -> None:
+        """Reads every row of a finished run, for whoever relies on figures alone. Raises RecordError for rows that
+        cannot be, or are not those that the figures came from."""
+        if self.status == "complete":
+            _ = self.requests, self.fleet, self.router_samples
 
     def with_rows(
         self, requests: pd.DataFrame, fleet: pd.DataFrame, router_samples: pd.DataFrame, verdict: Mapping[str, Any]
     ) -> RunResult:
         """A copy that holds its rows already and need not read them."""
-        copy = replace(self, verdict=verdict)
+        tables = {REQUESTS_FILE: requests, FLEET_FILE: fleet, ROUTER_FILE: router_samples}
+        kept = {file: digest(table) for file, table in tables.items() if file != ROUTER_FILE or len(table)}
+        copy = replace(self, verdict=verdict, digests=kept)
         copy.__dict__.update(requests=requests, fleet=fleet, router_samples=router_samples)
         return copy
 
     def write_rows(self) -> None:
-        write_parquet(self.requests, self.folder / "requests.parquet")
-        write_parquet(self.fleet, self.folder / "fleet.parquet")
+        write_parquet(self.requests, self.folder / REQUESTS_FILE)
+        write_parquet(self.fleet, self.folder / FLEET_FILE)
         if len(self.router_samples):
             write_parquet(self.router_samples, self.folder / ROUTER_FILE)
 
@@ -128,6 +157,7 @@ class RunResult:
             "wall_s": _rounded(self.wall_s),
             **({"stages": _rounded(list(self.stages))} if self.stages else {}),
             **({"churn": _rounded(list(self.churn))} if self.churn else {}),
+            **({"digests": self.digests} if self.digests else {}),
             **({"unfinished": found} if (found := unfinished(self.requests)) else {}),
         }
 
@@ -157,9 +187,10 @@ def finish_run(
     """Computes every figure and writes run.json, the parquet files and, with `reports`, report.md and report.html.
 
     `header` has the keys HEADER_KEYS; bounds come from its scenario's `slo`. `routers` gives their order and lists arms
-    that left no row; `ceilings` holds, per (router, repeat), the tokens that one infinite cache would hit on the steady
-    requests and how many prompt tokens these have; `distinct_prompts`, per arm, the different prompts of its steady
-    successes. `replicas` names those that may never show up in the rows; `churn` lists replicas that came and went.
+    that left no row; `ceilings` holds, per (router, repeat), the tokens that one infinite cache would hit on the
+    requests of the hit rate and how many prompt tokens these have (None: as the rows say); `distinct_prompts`, per
+    arm, the different prompts of its steady successes. `replicas` names those that may never show up in the rows;
+    `churn` lists replicas that came and went.
     """
     folder = Path(folder)
     values = _header(header)
@@ -215,7 +246,7 @@ def read_run(folder: Path | str) -> RunResult:
         check_run(document)
     except ShapeError as error:
         raise RunFolderError(f"{path}: {error}: the file was changed; restore it, or run it again") from error
-    kept = (*HEADER_KEYS, "routers", "repeats", "health", "verdict", "stages", "churn")
+    kept = (*HEADER_KEYS, "routers", "repeats", "health", "verdict", "stages", "churn", "digests")
     fields = {key: document[key] for key in kept if key in document}
     fields["verdict"] = {key: value for key, value in fields["verdict"].items() if value is not None}
     fields["routers"] = {name: all_metrics(metrics) for name, metrics in fields["routers"].items()}

@@ -28,8 +28,11 @@ class ShapeError(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """As json.loads, but NaN and infinities, which JSON does not have, are errors."""
-    return json.loads(text, parse_constant=_no_number)
+    """As json.loads, but NaN and infinities, which JSON does not have, are errors. Raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except RecursionError as error:
+        raise ValueError("brackets within brackets, deeper than anything in a run") from error
 
 
 def _no_number(word: str) -> None:
@@ -213,6 +216,7 @@ _OF_A_RUN: dict[str, Shape] = {
 }
 _STAGE_NUMBERS = ("asked_per_s", "achieved_per_s", "delay_ms_p50", "delay_ms_p99")
 _LATER: dict[str, Shape] = {
+    "digests": table_of(text),
     "stages": list_of(
         fields(
             {"router": text, "repeat": repeat, "stage": whole, "name": text, "requests": whole, "valid": anything}

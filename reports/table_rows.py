@@ -18,7 +18,7 @@ PLACEMENT_ROW = "placement"
 APART = 0.01  # of the usual figure, from which a like one is shown beside it
 WAIT_SHARE = 0.10  # of the TTFT median, from which a wait in the client is shown
 BURST_KINDS = ("group-burst",)
-LOST_TOO = ("collateral_errors", "incomplete")  # beside the errors as soon as there is one
+LOST_TOO = ("collateral_errors", "incomplete", "cut_at_end", "not_sent")  # beside the errors as soon as there is one
 
 Metrics = Mapping[str, Any]
 
@@ -27,6 +27,8 @@ def table_addresses(scenario: Mapping[str, Any], routers: Mapping[str, Metrics])
     rollouts = any(metrics.get("step_makespan_ms") for metrics in routers.values())
     rows: list[str] = []
     for address in (*(ROLLOUT_ADDRESSES if rollouts else ()), *HEADLINE_ADDRESSES):
+        if address == "errors" and any(metrics.get("not_completed") for metrics in routers.values()):
+            rows.append("not_completed")  # the sum before its parts
         rows.append(address)
         rows += _beside(address, scenario, routers)
     if any(metrics.get("slo_attainment") is not None for metrics in routers.values()):

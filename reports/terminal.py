@@ -19,7 +19,8 @@ from rich.constrain import Constrain
 from rich.table import Table
 from rich.text import Text
 
-from reports.display import UNKNOWN, cell, label, percent, row_label, shares
+from reports.compare import LOST_MORE, TOO_CLOSE, outcome
+from reports.display import UNKNOWN, cell, percent, row_label, shares
 from reports.load_line import load_lines
 from reports.loops import loop_rows
 from reports.metrics_table import lookup
@@ -153,10 +154,12 @@ def _loops_table(run: RunResult) -> Iterator[Table]:
 
 
 def winner_text(found: Mapping[str, Any], width: int) -> Text:
-    """Of one row: a name; "too close" where nobody is better beyond doubt; nothing where nobody can win."""
+    """Of one row: a name; "too close" where nobody is better beyond doubt, "lost more" where who is ahead lost
+    more requests, too; nothing where nobody can win."""
     if found.get("winner"):
         return Text(folded(found["winner"], max(width, WINNER_WIDTH)), style="bold green")
-    return Text("too close" if found.get("best") else found.get("basis", ""), style="dim")
+    words = outcome(found)
+    return Text({TOO_CLOSE: "too close", LOST_MORE: "lost more"}.get(words, words), style="dim")
 
 
 def _modes_table(live: RunResult, sim: RunResult, names: Sequence[str], width: int) -> Table:
@@ -173,7 +176,8 @@ def _modes_table(live: RunResult, sim: RunResult, names: Sequence[str], width: i
     table.add_row("", *("live", "sim", "diff") * len(names), style="bold")
     for address in table_addresses(live.scenario, live.routers):
         if address != PLACEMENT_ROW:
-            table.add_row(label(address), *_modes_cells(live, sim, names, address))
+            title, shown = row_label(address)
+            table.add_row(f"{title} {shown}".rstrip(), *_modes_cells(live, sim, names, address))
     return table
 
 

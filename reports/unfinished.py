@@ -1,7 +1,8 @@
-"""Requests that were sent and came to no good end: which replica held each, and how far it had come.
+"""Requests that did not complete: how many of which kind, and of those that were sent, where they were.
 
-For runs in which replicas fail or stand still: every request ends as a success, an error or after its time, and this
-list says of the others where they were. What was cut because the run ended is not among them.
+For runs in which replicas fail or stand still: every request ends as a success, an error or after its time, and the
+list says of the others which replica held each and how far it had come. What was cut because the run ended, or not sent
+at all, is only counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,26 @@ import pandas as pd
 
 LISTED_MAX = 200
 """Of a run; the figures `errors` and `incomplete` count them all."""
+WHERE_LOST = "Where requests were that came to no good end"
 _COLUMNS = ("router", "repeat", "request_id", "ingress", "replica", "status", "error_class", "error")
+
+
+def lost(figures: Mapping[str, Any]) -> int:
+    """All measured requests that did not complete, of an arm's figures."""
+    return int(figures["errors"] + figures["incomplete"])
+
+
+def account(figures: Mapping[str, Any]) -> str:
+    """The same in words that add up: `9 of 240 requests did not complete (1 error, 5 cut short, 3 not sent)`."""
+    parts = {"error" if figures["errors"] == 1 else "errors": figures["errors"]}
+    at_end, not_sent = figures.get("cut_at_end"), figures.get("not_sent")
+    if at_end is None or not_sent is None:  # figures of an earlier version
+        parts["incomplete"] = figures["incomplete"]
+    else:
+        parts["cut short"] = figures["incomplete"] - at_end - not_sent
+        parts |= {"cut at the run's end": at_end, "not sent": not_sent}
+    told = ", ".join(f"{count:,} {word}" for word, count in parts.items() if count)
+    return f"{lost(figures):,} of {figures['requests']:,} requests did not complete ({told})"
 
 
 def unfinished(requests: pd.DataFrame) -> list[dict[str, Any]]:
@@ -28,10 +48,13 @@ def unfinished(requests: pd.DataFrame) -> list[dict[str, Any]]:
 def where_unfinished(requests: pd.DataFrame) -> str:
     """All of them counted by router, replica and stage, in words; empty where there is none."""
     counts = Counter((row["router"], _plain(row["replica"]), stage(row)) for row in _bad(requests).to_dict("records"))
-    return ", ".join(
-        f"{router} {count:,} {f'on {replica} ({place})' if replica is not None else place}"
-        for (router, replica, place), count in counts.items()
-    )
+    told: dict[str, list[str]] = {}
+    for router, replica in dict.fromkeys((router, replica) for router, replica, _ in counts):
+        places = {place: count for (*key, place), count in counts.items() if key == [router, replica]}
+        stages = ", ".join(f"{count:,} {place}" for place, count in places.items())
+        where = stages if replica is None else f"{sum(places.values()):,} on {replica} ({stages})"
+        told.setdefault(router, []).append(where)
+    return "; ".join(f"{router}: {', '.join(parts)}" for router, parts in told.items())
 
 
 def _bad(requests: pd.DataFrame) -> pd.DataFrame:

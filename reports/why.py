@@ -3,7 +3,7 @@
 A cause is a figure that may explain a win. Its strength grows with how far the winner and the runner-up are apart in
 it, and is negative where the figure speaks against the winner, which is then said too. A difference that is too close
 to call is no cause beyond doubt and is said to be none. With no cause beyond its threshold the sentence says that,
-instead of inventing one.
+instead of inventing one. Who is named ahead and lost more requests than another is told to have in the same sentence.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from reports.balance import DEGENERATE_SHARE
-from reports.compare import CONFIDENCE, EQUAL, NOT_JUDGED, TOO_CLOSE, Call
-from reports.display import join, number, percent, phrase, with_unit
-from reports.metrics_table import direction_of, lookup
+from reports.compare import CONFIDENCE, EQUAL, LOST_MORE, NOT_JUDGED, TOO_CLOSE, Call, lost_share, repeats_behind
+from reports.display import join, label, number, percent, phrase, with_unit
+from reports.metrics_table import direction_of, lookup, metric_of
+from reports.unfinished import account, lost
 
 Metrics = Mapping[str, Any]
 
@@ -36,6 +37,10 @@ PHANTOM_POINTS = 5.0
 UNEVEN_MAX_OVER_MEAN = 2.0
 DISTINCT_SHARE_MIN = 0.10  # of the requests; below, the load is mostly the same questions again
 REPETITIVE_FROM = 50  # requests
+FAR_APART = 2.0  # times; figures so far apart and too close to call are explained
+REPEATS_ENOUGH = 5  # fewer hardly tell how much repeats differ
+KEPT_MIN = 0.9  # of what was believed, found by requests that were admitted at once: the index was right
+GONE_MIN = 0.2  # by how much less of it those found that waited: it went in the meantime
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,8 @@ CAUSES = (
         "phantom_hit_points",
         scale=5.0,
         least=3.0,
-        helps="its index was wrong by {a} of hit rate against {b}",
-        hurts="its index was further from the truth ({a} of hit rate against {b})",
+        helps="what it believed of the caches and what was served were {a} of hit rate apart against {b}",
+        hurts="what it believed of the caches was further from what was served ({a} of hit rate against {b})",
     ),
     Cause(
         "routing_ms.mean",
@@ -137,10 +142,12 @@ def sentences(routers: Mapping[str, Metrics], calls: Mapping[str, Call]) -> list
         return ["The routers did the same: every figure that counts is equal."]
     if not judged:
         return ["Fewer than two routers have figures: there is nothing to compare."]
+    unsure = [call for call in judged if not call.winner and call.basis != LOST_MORE]
+    if len(unsure) == len(judged):
+        return [_no_winner(routers, judged[0]), *_unsure(routers, unsure[1:])]
     won = next((call for call in judged if call.winner), None)
-    if won is None or won.winner is None or won.runner_up is None:
-        return [_no_winner(routers, judged[0])]
-    return [_verdict(routers, judged), _reason(routers, won.winner, won.runner_up, calls)]
+    reasons = [_reason(routers, won.winner, won.runner_up, calls)] if won and won.winner and won.runner_up else []
+    return [_verdict(routers, judged), *reasons, *_unsure(routers, unsure)]
 
 
 def has_rollouts(routers: Mapping[str, Metrics]) -> bool:
@@ -174,7 +181,8 @@ def _room(call: Call, best: str) -> str:
 
 
 def _verdict(routers: Mapping[str, Metrics], judged: Sequence[Call]) -> str:
-    parts, open_calls = [], [phrase(call.address) for call in judged if not call.winner]
+    parts = []
+    open_calls = [phrase(call.address) for call in judged if not call.winner and call.basis != LOST_MORE]
     for name in dict.fromkeys(call.winner for call in judged if call.winner):
         wins = [call for call in judged if call.winner == name]
         first = wins[0]
@@ -182,11 +190,59 @@ def _verdict(routers: Mapping[str, Metrics], judged: Sequence[Call]) -> str:
             with_unit(first.address, lookup(routers[who or ""], first.address)) for who in (name, first.runner_up)
         )
         most = f"{phrase(first.address)} ({mine} against {theirs} of {first.runner_up}, {_gain(routers, first)})"
-        parts.append(f"{name} wins {join([most, *(phrase(call.address) for call in wins[1:])])}")
+        wins_all = join([most, *(phrase(call.address) for call in wins[1:])])
+        cost = _cost(routers, name)
+        parts.append(f"{name} wins {wins_all}{f', though it lost {cost}' if cost else ''}")
+    for name in dict.fromkeys(call.best for call in judged if call.basis == LOST_MORE and call.best):
+        ahead = join([phrase(call.address) for call in judged if call.best == name and call.basis == LOST_MORE])
+        cost = _cost(routers, name)
+        parts.append(f"{name} is ahead in {ahead}, but lost {cost}: what is lost is in no time, so it wins none")
     text = "; ".join(parts)
     if open_calls:
         text += f"; {join(open_calls)} {'is' if len(open_calls) == 1 else 'are'} {TOO_CLOSE}"
     return text + "."
+
+
+def _cost(routers: Mapping[str, Metrics], name: str) -> str:
+    """How many requests a router lost and how few another; empty where no other lost a smaller share."""
+    shares = {other: lost_share(metrics) for other, metrics in routers.items() if metrics["requests"]}
+    if name not in shares or shares[name] <= min(shares.values()):
+        return ""
+    fewest = min(shares, key=lambda other: (shares[other], other))
+    mine, theirs = (f"{lost(routers[who]):,} of {routers[who]['requests']:,}" for who in (name, fewest))
+    return f"{mine} requests and {fewest} {theirs}"
+
+
+def _unsure(routers: Mapping[str, Metrics], calls: Sequence[Call]) -> list[str]:
+    """Why figures that look far apart, or looked so in one run, are too close to call."""
+    told = []
+    apart = {call: ratio for call in calls if call.interval and (ratio := _ratio(routers, call)) >= FAR_APART}
+    if apart:
+        call = max(apart, key=lambda call: apart[call])
+        mine, theirs = (with_unit(call.address, lookup(routers[who or ""], call.address)) for who in _two(call))
+        jumps = metric_of(call.address).kind == "distribution"
+        told.append(
+            f"{label(call.address)} is {TOO_CLOSE} although {call.best} has {mine} and {call.runner_up} {theirs}: "
+            f"with other sessions {_room(call, call.best or '')}"
+            f"{', as a percentile jumps where requests are either fast or slow' if jumps else ''}."
+        )
+    few = {count for call in calls if (count := repeats_behind(call)) is not None and count < REPEATS_ENOUGH}
+    if few:
+        told.append(
+            f"Intervals come from the spread between {min(few)} repeats, and so few hardly tell it: they are wide, and "
+            f"one run alone may name more winners. Take {REPEATS_ENOUGH} repeats or more."
+        )
+    return told
+
+
+def _two(call: Call) -> tuple[str | None, str | None]:
+    return call.best, call.runner_up
+
+
+def _ratio(routers: Mapping[str, Metrics], call: Call) -> float:
+    """How many times the smaller of best and runner-up the larger is."""
+    values = [abs(value) for who in _two(call) if (value := lookup(routers[who or ""], call.address)) is not None]
+    return max(values) / min(values) if len(values) == 2 and min(values) > 0 else 1.0
 
 
 def _gain(routers: Mapping[str, Metrics], call: Call) -> str:
@@ -287,8 +343,6 @@ def _warm(metrics: Metrics) -> str | None:
     rate, ceiling = metrics["hit_rate"], metrics["hit_rate_ceiling"]
     if rate is None or ceiling is None or rate <= ceiling + 0.001:
         return None
-    if metrics["errors"] or metrics["incomplete"]:
-        return None  # the ceiling is that of the answers that came; what the others left behind can be hit too
     return (
         f"warm start: {percent(rate)} of prompt tokens hit, more than the {percent(ceiling)} that a cold cache "
         "of any size could give"
@@ -302,9 +356,28 @@ def _phantom(metrics: Metrics) -> str | None:
     stale, unseen = metrics["stale_placements"] or 0, metrics["unseen_hits"] or 0
     if points > 0:
         how = f"too optimistic: {stale:,} requests expected a hit and found nothing" if stale else "too optimistic"
+        how += _gone(metrics)
     else:
         how = f"too pessimistic: {unseen:,} requests hit though none was expected" if unseen else "too pessimistic"
     return f"its belief about the caches was off by {number(points, 1)} points of hit rate ({how})"
+
+
+def _gone(metrics: Metrics) -> str:
+    """Whether what was believed was already gone when the router chose, or went while the request waited; nothing where
+    the figures do not tell the two apart."""
+    at_once, after = metrics["belief_kept_at_once"], metrics["belief_kept_after_wait"]
+    if at_once is None:
+        return ""
+    found = f"requests admitted at once found {percent(at_once)} of what was believed"
+    if at_once < KEPT_MIN:
+        return f"; {found}, so the belief was wrong when the router chose"
+    if after is None or after > at_once - GONE_MIN:
+        return ""
+    waits = [with_unit("misbelieved_queue_ms", metrics[name]) for name in ("misbelieved_queue_ms", "believed_queue_ms")]
+    return (
+        f"; {found}, and those that found less waited {waits[0]} in the engines' queues on average, others {waits[1]}: "
+        "it was evicted before the engine came to them"
+    )
 
 
 def _repetitive(metrics: Metrics) -> str | None:
@@ -318,12 +391,7 @@ def _repetitive(metrics: Metrics) -> str | None:
 
 
 def _failing(metrics: Metrics) -> str | None:
-    lost = metrics["errors"] + metrics["incomplete"]
-    return (
-        f"{lost:,} of {metrics['requests']:,} requests did not complete; they are in no latency figure"
-        if lost
-        else None
-    )
+    return f"{account(metrics)}; they are in no latency figure" if lost(metrics) else None
 
 
 FLAG_RULES: dict[str, Callable[[Metrics], str | None]] = {

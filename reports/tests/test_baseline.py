@@ -5,6 +5,7 @@ import pytest
 from reports import (
     METRICS,
     BaselineError,
+    ReportError,
     RunFolderError,
     default_rules,
     finish_run,
@@ -86,3 +87,13 @@ def test_a_place_that_holds_no_figures_says_what_to_do(run, tmp_path):
     (tmp_path / "new.json").write_text(json.dumps(document))
     with pytest.raises(BaselineError, match="'health'"):
         read_figures("new", tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema_version": ' + "[" * 100_000, '{"a":' * 100_000])
+def test_brackets_without_an_end_are_no_figures(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ReportError, match="deeper"):
+        read_figures(tmp_path)
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises(ReportError, match="deeper"):
+        read_figures(tmp_path / "b.json")

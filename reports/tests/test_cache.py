@@ -26,12 +26,30 @@ def test_the_ceiling_and_the_redundant_prefill_follow_from_one_infinite_cache():
     assert metrics_of(joint, ceiling_cached_tokens=7 * 2_048)["redundant_prefill_tokens"] == 0
 
 
+def test_the_ceiling_and_the_hit_rate_are_of_the_same_requests():
+    """A request that failed, one that was cut and one without usage are in neither."""
+    rows = [
+        request(0, cached_tokens=50),
+        request(1, cached_tokens=0, status="error"),
+        request(2, cached_tokens=0, status="incomplete"),
+        request(3),
+    ]
+    found = metrics_of(rows, ceiling_cached_tokens=60)
+    assert (found["hit_rate"], found["hit_rate_ceiling"], found["redundant_prefill_tokens"]) == (0.5, 0.6, 10)
+    assert metrics_of(rows)["hit_rate_ceiling"] is None
+
+
+def test_without_usage_the_ceiling_is_that_of_all_successes():
+    found = metrics_of([request(0), request(1), request(2, status="error")], ceiling_cached_tokens=100)
+    assert (found["hit_rate"], found["hit_rate_ceiling"]) == (None, 0.5)
+    assert found["redundant_prefill_tokens"] is None
+
+
 def test_redundant_prefill_is_unknown_when_a_request_of_the_ceiling_is_missing():
     rows = [request(0, cached_tokens=0), request(1, cached_tokens=0, status="error")]
-    found = metrics_of(rows, ceiling_cached_tokens=100)
+    found = metrics_of(rows, ceiling_cached_tokens=100, ceiling_prompt_tokens=200)
     assert found["redundant_prefill_tokens"] is None
     assert found["hit_rate_ceiling"] == 0.5
-    assert metrics_of(rows)["hit_rate_ceiling"] is None
 
 
 def test_phantom_hits_are_what_was_believed_and_not_served():
@@ -70,3 +88,21 @@ def test_engines_that_do_not_tell_are_null():
     found = metrics_of([request()], [sample("r0")])
     for name in ("engine_hit_rate", "preemptions", "evicted_blocks", "load_cv"):
         assert found[name] is None, name
+
+
+def believing(number, queue_ms, cached):
+    return request(number, admitted_us=queue_ms * 1_000, believed_hit_tokens=80, cached_tokens=cached)
+
+
+def test_a_belief_that_went_while_the_request_waited_is_told_from_one_that_was_wrong_at_once():
+    waited = metrics_of([*(believing(n, 10, 80) for n in range(20)), *(believing(n, 150, 20) for n in range(20, 40))])
+    assert (waited["belief_kept_at_once"], waited["belief_kept_after_wait"]) == (1.0, 0.25)
+    assert (waited["misbelieved_queue_ms"], waited["believed_queue_ms"]) == (150, 10)
+    stale = metrics_of([believing(n, 10, 0) for n in range(20)])
+    assert (stale["belief_kept_at_once"], stale["belief_kept_after_wait"]) == (0.0, None)
+
+
+def test_few_beliefs_and_engines_that_tell_no_queue_say_nothing_of_when_it_went():
+    assert metrics_of([believing(n, 10, 80) for n in range(19)])["belief_kept_at_once"] is None
+    untold = metrics_of([request(n, believed_hit_tokens=80, cached_tokens=0) for n in range(30)])
+    assert (untold["belief_kept_at_once"], untold["misbelieved_queue_ms"]) == (None, None)

@@ -1,10 +1,12 @@
 import random
 from collections import Counter
+from dataclasses import asdict
 from statistics import NormalDist
 
 import pytest
 
 from reports import arm_metrics, call, fleet_frame, make_arms, requests_frame, winner
+from reports.compare import LOST_MORE, outcome
 from reports.intervals import t_quantile
 from reports.tests.rows_by_hand import MS, request
 from reports.tests.synthetic import make_run
@@ -258,3 +260,23 @@ def test_a_figure_without_a_model_of_chance_is_not_judged_from_one_repeat():
         for row in rows_with_ttft("a", noisy(n, 300), n) + rows_with_ttft("b", noisy(9 - n, 600), n)
     ]
     assert call("ttft_ms.max", arms_of(three)).winner == "a"
+
+
+@pytest.mark.parametrize(("lost", "winner_", "basis"), [((60, 4), None, LOST_MORE), ((6, 4), "a", None)])
+def test_who_lost_clearly_more_requests_wins_no_time(lost, winner_, basis):
+    rows = [*rows_with_ttft("a", noisy(1, 300)), *rows_with_ttft("b", noisy(2, 400))]
+    for router, count in zip("ab", lost, strict=True):
+        for row in [row for row in rows if row["router"] == router][:count]:
+            row["status"] = "error"
+    found = call("ttft_ms.p50", arms_of(rows))
+    assert (found.winner, found.best) == (winner_, "a")
+    assert basis in (None, found.basis)
+    assert outcome(asdict(found)) == (winner_ or LOST_MORE)
+
+
+def test_losses_cost_no_figure_that_is_no_time():
+    rows = [*rows_with_ttft("a", noisy(1, 300)), *rows_with_ttft("b", noisy(2, 400))]
+    for n, row in enumerate(rows):
+        row |= {"prompt_tokens": 100, "cached_tokens": 80 if row["router"] == "a" else 20}
+        row["status"] = "error" if n < 60 else "ok"
+    assert winner("hit_rate", arms_of(rows)) == "a"

@@ -206,7 +206,7 @@ def test_an_option_that_came_with_another_version_is_noted_and_no_difference():
     for current, base in ((sim(scenario=newer), sim()), (sim(), sim(scenario=newer))):
         result = gate(current, base, default_rules())
         assert result.outcome == "pass"
-        assert "only one side knows load.burstiness = 1.0: it was made by another version" in result.notes
+        assert "only one side knows load.burstiness = 1: it was made by another version" in result.notes
     lengths = [
         {**SCENARIO, "workload": {"turns": {"dist": "lognormal", "mean": 5} | more}} for more in ({}, {"max": 9})
     ]
@@ -331,3 +331,16 @@ def test_what_is_worse_never_gets_a_better_verdict(base, first, more):
     ]
     assert codes[0] == 0
     assert codes == sorted(codes)
+
+
+def test_what_differs_is_told_as_a_person_would():
+    churn = [{"do": "crash", "at_s": 10.0, "replica": "r1"}]
+    load = {**SCENARIO["load"], "concurrency": 4}
+    mine = {**SCENARIO, "churn": []}
+    base = {**SCENARIO, "churn": churn, "workload": {"kind": "rag", "documents": 4}, "load": load}
+    found = gate(sim(scenario=mine), sim(scenario=base), default_rules())
+    told = {one.code: one.text for one in found.complaints}
+    assert told["other-churn"].startswith("churn is none where the baseline has crash r1 at 10 s: ")
+    assert told["other-workload"].startswith("workload.kind is multi-turn where the baseline has rag")
+    assert "documents" not in told["other-workload"]
+    assert sum("load differs" in text for text in told.values()) <= 1

@@ -98,3 +98,19 @@ def test_the_self_test_shows_what_was_injected_and_missed():
     assert max(map(len, text.splitlines())) <= 100
     text = printed(self_test_table(self_test(noisy_run(5, repeats=2), default_rules())))
     assert "x nothing changed" in text
+
+
+def test_a_policy_of_a_file_and_its_figure_stand_on_one_line():
+    name = "my_router.py:MyPolicy"
+    text = printed(
+        gate_table(gate(run_of({name: figures(hit_rate=0.5)}), run_of({name: figures()}), default_rules())), 100
+    )
+    rows = [line for line in text.splitlines() if name in line and not line.startswith("- ")]
+    assert rows == text.splitlines()[2 : 2 + len(rows)]
+    assert len(rows) == len(RESULTS["pass"].lines) / 2
+
+
+def test_a_rule_in_points_is_told_in_points():
+    found = gate(run_of({"a": figures(hit_rate=0.638)}), run_of({"a": figures(hit_rate=0.792)}), default_rules())
+    line = next(line for line in found.lines if line.address == "hit_rate")
+    assert line.detail == "79.2 -> 63.8 % (-15.4 points), allowed -2.0 points"

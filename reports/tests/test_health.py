@@ -1,7 +1,9 @@
 import pytest
 
 from reports import HealthFacts, health
-from reports.tests.rows_by_hand import MS, frames, request, sample
+from reports.tests.rows_by_hand import MS, frames, metrics_of, request, sample
+from reports.unfinished import account, lost
+from reports.why import flags
 
 
 def judge(rows=None, samples=(), **facts):
@@ -87,3 +89,28 @@ def test_invalid_outweighs_degraded_and_stands_first():
     assert found["verdict"] == "invalid"
     assert len(found["reasons"]) == 3
     assert "router was lost" in found["reasons"][0]
+
+
+def test_failures_are_told_in_one_line_that_adds_up_wherever_they_are():
+    """As in health, so in the flags and in the gate; what was never sent is no failure of the router, but told."""
+    rows = [
+        *(request(n) for n in range(231)),
+        request(300, status="error"),
+        *(request(n, status="incomplete") for n in range(301, 306)),
+        *(request(n, status="cancelled", sent_us=None, first_token_us=None) for n in range(306, 308)),
+        request(308, status="cancelled"),
+    ]
+    told = "9 of 240 requests did not complete (1 error, 5 cut short, 1 cut at the run's end, 2 not sent)"
+    metrics = metrics_of(rows)
+    assert account(metrics) == told
+    assert metrics["errors"] + metrics["incomplete"] == lost(metrics) == 9
+    assert f"a: {told}" in judge(rows)["reasons"][0]
+    assert [flag.text for flag in flags({"a": metrics}) if flag.kind == "failures"] == [
+        f"a: {told}; they are in no latency figure"
+    ]
+
+
+def test_figures_of_an_earlier_version_add_up_with_fewer_parts():
+    assert account({"requests": 9, "errors": 2, "incomplete": 1}) == (
+        "3 of 9 requests did not complete (2 errors, 1 incomplete)"
+    )

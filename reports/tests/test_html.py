@@ -2,13 +2,14 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reports import finish_run, read_run, start_run
-from reports.html import html
+from reports.html import html, standing
 from reports.plot_parts import log_ticks
 from reports.plots import CURVE_POINTS
 from reports.tests.synthetic import ceilings, header, make_run
@@ -178,3 +179,15 @@ def test_the_page_draws_every_plot_without_a_console_error(finished, page, tmp_p
     assert f'data-plots="{len(figures)}"' in ran.stdout
     assert ran.stdout.count('class="plot-container') >= len(figures)
     assert "could not draw" not in ran.stdout.split("<script")[0]
+
+
+def test_a_run_that_has_a_warning_is_not_said_to_have_nothing_against_it(finished):
+    flag = {"kind": "preempted", "router": "a", "text": "a: preempted"}
+
+    def told(health="ok", flags=(), mode="live"):
+        return standing(replace(finished, health={"verdict": health}, verdict={"flags": list(flags)}, mode=mode))
+
+    assert told() == "Nothing speaks against it."
+    assert "beware" in told(flags=[flag])
+    assert "may not come from the routers" in told("degraded")
+    assert "may not come" not in told("degraded", mode="sim")  # virtual time has no machine

@@ -47,7 +47,7 @@ def test_other_sessions_are_kept_apart_and_the_difference_is_told(tmp_path):
     runs = [made(tmp_path / "a", ["dynamo-kv"]), made(tmp_path / "b", ["random"], scenario=other)]
     merged = merge_runs(runs, tmp_path / "merged", reports=False)
     assert merged.health["verdict"] == "degraded"
-    assert "load.concurrency 16 there, 4 here" in merged.health["reasons"][0]
+    assert "load.concurrency is 4 where a has 16" in merged.health["reasons"][0]
     assert merged.verdict["sentences"][0] == (
         "Beware: b is another experiment than a: this compares what was asked as much as who was asked."
     )

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -6,6 +7,7 @@ from reports import finish_run, make_arms
 from reports.plots import plots
 from reports.plots_cache import FALLS, STAGES, waterfall
 from reports.plots_lanes import LANES_MAX, swim_lanes
+from reports.plots_routing import placement_against_load
 from reports.plots_time import PHASES, latency_over_time, time_spent
 from reports.tests.rows_by_hand import MS, request, sample
 from reports.tests.synthetic import ceilings, header, make_run
@@ -132,7 +134,7 @@ def test_the_waterfall_has_no_place_for_a_belief_that_no_router_has():
     rows = [request(cached_tokens=60)]
     found = waterfall(arms_of(rows, ceilings={("a", 0): (80, 100)}))
     assert found.layout["xaxis"]["categoryarray"] == ["one infinite cache", "lost by placement or eviction", "served"]
-    assert "index wrong" not in found.note
+    assert FALLS[1] not in found.note
 
 
 def test_a_replica_has_the_same_colour_in_every_plot():
@@ -181,3 +183,40 @@ def test_every_plot_is_plain_json_and_small(rollouts, chats):
         for plot in plots(arms):
             text = json.dumps([plot.data, plot.layout], allow_nan=False)
             assert len(text) < 200_000, plot.id
+
+
+def test_no_line_is_drawn_over_the_time_in_which_a_replica_was_dead():
+    instants = [*range(0, 10_000_001, 500_000), *range(15_000_000, 20_000_001, 500_000)]
+    samples = [sample("r0", t, running=3) for t in range(0, 20_000_001, 500_000)]
+    samples += [sample("r1", t, running=4) for t in instants]
+    plot = next(plot for plot in plots(arms_of([request()], samples)) if plot.id == "load-running")
+    whole, broken = (dict(zip(trace["x"], trace["y"], strict=True)) for trace in plot.data)
+    assert None not in whole.values()
+    assert [x for x, y in broken.items() if y is None] == [10.5]
+
+
+def test_a_correlation_that_chance_explains_is_no_behaviour():
+    def sign(r, turns):
+        rows = [
+            request(n, replica=f"r{n % 2}", sent_us=n * 1_000, first_token_us=None, second_token_us=None)
+            for n in range(turns)
+        ]
+        samples = [sample(f"r{k}", 0, active_decode_blocks=5 + k) for k in range(2)]
+        (arm,) = arms_of(rows, samples)
+        return placement_against_load([replace(arm, metrics={**arm.metrics, "new_session_load_r": r})]).note
+
+    assert sign(0.15, 20).endswith("a shows neither (r 0.15)")
+    assert sign(-0.5, 20).endswith("a avoids load (r -0.50)")
+    assert sign(0.15, 200).endswith("a seeks load (r 0.15)")
+    assert sign(0.02, 200).endswith("a shows neither (r 0.02)")
+
+
+def test_the_step_that_is_drawn_is_the_longest_of_any_router():
+    """Step 1 is longer for both together, step 0 for one of them."""
+    lengths = {("a", 0): 900, ("b", 0): 100, ("a", 1): 600, ("b", 1): 600}
+    rows = [
+        request(step, router=router, rollout_step=step, last_token_us=ms * 1_000, end_us=1_000 * MS)
+        | {"first_token_us": 50 * MS, "second_token_us": 60 * MS}
+        for (router, step), ms in lengths.items()
+    ]
+    assert swim_lanes(arms_of(rows)).title == "Rollouts of step 0"

@@ -45,6 +45,7 @@ def test_run_json_has_the_keys_of_the_contract(finished):
         "verdict",
         "started_at",
         "wall_s",
+        "digests",
     ]
     assert document["schema_version"] == 1
     assert list(document["routers"]) == NAMES

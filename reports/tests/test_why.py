@@ -1,7 +1,7 @@
 import pytest
 
 from reports import METRICS
-from reports.compare import Call
+from reports.compare import LOST_MORE, Call
 from reports.why import CAUSES, flags, has_rollouts, sentences
 
 
@@ -182,3 +182,51 @@ def test_preemptions_warm_starts_phantoms_and_failures_are_flagged():
     assert kinds(phantom_hit_points=25.0) == ["phantom-hits"]
     assert kinds(phantom_hit_points=-2.0) == []
     assert kinds(errors=1) == ["failures"]
+
+
+def test_a_winner_that_lost_more_requests_is_told_to_have_in_the_same_sentence():
+    routers = {"a": arm(ttft_ms=ms(100), incomplete=9), "b": arm(ttft_ms=ms(200), errors=1)}
+    assert sentences(routers, won())[0].endswith(", though it lost 9 of 100 requests and b 1 of 100.")
+    routers["b"]["errors"] = 9
+    assert "lost" not in sentences(routers, won())[0]
+
+
+def test_who_is_ahead_and_lost_clearly_more_wins_nothing():
+    calls = {"ttft_ms.p99": Call("ttft_ms.p99", None, "a", ("a", "b"), "b", 0.5, (-120.0, -80.0), LOST_MORE)}
+    routers = {"a": arm(ttft_ms=ms(100), incomplete=40), "b": arm(ttft_ms=ms(200))}
+    assert sentences(routers, calls) == [
+        "a is ahead in TTFT p99, but lost 40 of 100 requests and b 0 of 100: what is lost is in no time, "
+        "so it wins none."
+    ]
+
+
+def test_figures_far_apart_that_are_too_close_to_call_are_explained():
+    near = Call("tpot_ms.p50", None, "a", ("a", "b"), "b", 0.01, (-1.0, 1.0), "sessions")
+    far = Call("ttft_ms.p50", None, "a", ("a", "b"), "b", 0.9, (-3_000.0, 900.0), "sessions")
+    routers = {"a": arm(ttft_ms=ms(50), tpot_ms=ms(10)), "b": arm(ttft_ms=ms(2_000), tpot_ms=ms(10.1))}
+    *_, text = sentences(routers, won("session_e2e_ms.p99") | {"tpot_ms.p50": near, "ttft_ms.p50": far})
+    assert text == (
+        "TTFT p50 is too close to call although a has 50.0 ms and b 2,000.0 ms: with other sessions a may be anything "
+        "from 3,000.0 ms better to 900.0 ms worse, as a percentile jumps where requests are either fast or slow."
+    )
+    assert len(sentences(routers, won("session_e2e_ms.p99") | {"tpot_ms.p50": near})) == 2
+
+
+@pytest.mark.parametrize(("basis", "told"), [("3 repeats", True), ("5 repeats", False), ("sessions and slices", False)])
+def test_three_repeats_are_said_to_tell_little(basis, told):
+    near = Call("tpot_ms.p50", None, "a", ("a", "b"), "b", 0.01, (-1.0, 1.0), basis)
+    routers = {"a": arm(ttft_ms=ms(100), tpot_ms=ms(10)), "b": arm(ttft_ms=ms(200), tpot_ms=ms(10.1))}
+    found = sentences(routers, won() | {"tpot_ms.p50": near})
+    assert any("spread between 3 repeats" in text for text in found) is told
+
+
+def test_a_belief_that_was_not_served_is_blamed_on_the_index_only_where_the_figures_say_so():
+    def told(**figures):
+        metrics = arm(phantom_hit_points=40.0, stale_placements=30, misbelieved_queue_ms=6_000.0, **figures)
+        return flags({"a": metrics | {"believed_queue_ms": 20.0}})[0].text
+
+    waited = told(belief_kept_at_once=0.97, belief_kept_after_wait=0.2)
+    assert "waited 6,000.0 ms in the engines' queues on average, others 20.0 ms: it was evicted before" in waited
+    assert "wrong when the router chose" in told(belief_kept_at_once=0.3, belief_kept_after_wait=0.2)
+    assert told(belief_kept_at_once=0.97, belief_kept_after_wait=0.9).endswith("expected a hit and found nothing)")
+    assert told().endswith("expected a hit and found nothing)")
