@@ -91,7 +91,7 @@ def failing(one_in):
 @pytest.mark.parametrize(
     ("rows", "code", "told"),
     [
-        (lambda: failing(3), "errors-above-bound", "requests of round-robin failed"),
+        (lambda: failing(3), "errors-above-bound", "round-robin: 26 of 78 requests did not complete (26 errors)"),
         (lambda: failing(1), "nothing-completed", "no request of round-robin completed"),
         (lambda: read_run(Path("again")).requests[:-30], "missing-records", "are accounted for where"),
     ],
